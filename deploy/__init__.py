@@ -1,0 +1,1 @@
+"""Composes the packages into commands, runs and clusters."""

@@ -1,0 +1,1 @@
+"""Honest measurement of a candidate against its reference."""

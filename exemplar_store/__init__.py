@@ -1,0 +1,1 @@
+"""Kernels with measured speedups in performance buckets, in Redis."""

@@ -1,0 +1,1 @@
+"""Prompts out, samples in."""
