@@ -2,9 +2,9 @@
 
     python scripts/probe_cuda_ipc.py OUT.jsonl        # on a machine with one NVIDIA GPU, about 90 s
 
-A server process owns allocations of its own and exports them by legacy CUDA IPC handles, as raw bytes. Workers are forked
-from a process that imported torch and never touched CUDA, isolate themselves layer by layer, open the handle, read and
-write through it, seal themselves and go on computing. One JSON line per experiment.
+A server process owns allocations of its own and exports them by legacy CUDA IPC handles, as raw bytes. Workers are
+forked from a process that imported torch and never touched CUDA, isolate themselves layer by layer, open the handle,
+read and write through it, seal themselves and go on computing. One JSON line per experiment.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ def isolate(namespaces: tuple[str, ...], landlock: bool, uid: int | None) -> lis
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+        LIBC.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: else /proc/self belongs to root
         on.append(f"uid{uid}")
     if namespaces:
         outer = (os.getuid(), os.getgid())
@@ -121,9 +122,10 @@ def isolate(namespaces: tuple[str, ...], landlock: bool, uid: int | None) -> lis
     if landlock:
         read = AccessFS.READ_FILE | AccessFS.READ_DIR | AccessFS.EXECUTE
         with Ruleset() as rules:
-            for path in ("/usr", "/lib", "/lib64", "/bin", "/opt", "/etc", "/proc", "/sys", "/tmp/site", "/run"):
+            for path in ("/usr", "/lib", "/lib64", "/bin", "/opt", "/etc", "/sys", "/tmp/site", "/run"):
                 if os.path.exists(path):
                     rules.allow_path(path, read)
+            rules.allow_path("/proc", read | AccessFS.WRITE_FILE | AccessFS.TRUNCATE)
             rules.allow_path("/dev", rules.handled_fs)
             rules.allow_path("/tmp/probe", rules.handled_fs)
             rules.restrict()
@@ -186,7 +188,7 @@ def toolchain(shared: torch.Tensor) -> dict[str, Any]:
     return out
 
 
-def nvcc(shared: torch.Tensor) -> str:
+def nvcc(_: torch.Tensor) -> str:
     run = subprocess.run(
         ["nvcc", "-cubin", "-arch=sm_90", "-o", "/tmp/probe/k.cubin", "/tmp/probe/k.cu"],
         capture_output=True, text=True, check=False,
@@ -310,7 +312,7 @@ def spin_then_write(raw: bytes, ms: float) -> dict:
 
 
 def experiment_idle_and_stop(server: Server) -> dict:
-    """Another context's running kernel is invisible to the server's synchronize; SIGSTOP does not stop queued GPU work."""
+    """Another context's kernel is invisible to the server's synchronize; SIGSTOP does not stop queued GPU work."""
     Path("/tmp/probe/launched").unlink(missing_ok=True)
     server.call("fill")
     pid, wait = forked(lambda: spin_then_write(server.handle, 800))
@@ -410,9 +412,8 @@ def main() -> None:
         row["server_sees_write"] = server.call("peek")["first"] != 7.0
         rows.append(row)
         print(json.dumps(row), flush=True)
-    for name, experiment in {
-        "idle_and_stop": experiment_idle_and_stop, "kill": experiment_kill, "fault": experiment_fault, "pool": experiment_pool,
-    }.items():  # fmt: skip
+    for experiment in (experiment_idle_and_stop, experiment_kill, experiment_fault, experiment_pool):
+        name = experiment.__name__.removeprefix("experiment_")
         try:
             row = {"experiment": name, **experiment(server)}
         except Exception as error:  # noqa: BLE001 - a probe reports whatever happened

