@@ -69,16 +69,18 @@ def spawn(
     cwd: str | None = None,
     stdout: int | IO[Any] | None = subprocess.DEVNULL,
     stderr: int | IO[Any] | None = subprocess.DEVNULL,
+    pass_fds: Sequence[int] = (),
 ) -> Owned:
     """Starts a program in a process group of its own that ends when this process ends, whatever ends it.
 
+    The program and its supervisor inherit `pass_fds`: a lock held through one of them is free only when both are gone.
     Raises OSError when the supervisor cannot start; a program that cannot be executed ends with exit code 127.
     """
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
         process = subprocess.Popen(
             [sys.executable, "-I", __file__, str(read_end), "--", *argv],
-            pass_fds=(read_end,), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            pass_fds=(read_end, *pass_fds), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
             env=None if env is None else dict(env), cwd=cwd, start_new_session=True,
         )  # fmt: skip
     except OSError:
