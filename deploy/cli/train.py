@@ -1,0 +1,37 @@
+"""`kontrast train`: a training run from a preset or a TOML file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def train(
+    context: typer.Context,
+    config: Annotated[
+        str, typer.Argument(help="A preset (demo, one-gpu, cluster) or a TOML file.", show_default=False)
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and who would run where, then stop.")
+    ] = False,
+    resume: Annotated[
+        str, typer.Option("--resume", help="Id or folder of a run to go on with.", show_default=False)
+    ] = "",
+) -> None:
+    """Train a policy. Settings of the configuration are overridden by --section.key value.
+
+    Joins the Ray cluster that RAY_ADDRESS or `ray job submit` names, else starts Ray on this machine. Ends with exit
+    code 0 when the run is finished, 1 when it found less than run.require_speedup asks, 2 for bad usage, 3 when an
+    actor, the store or the cluster did not answer in time.
+    """
+    from deploy.cli.session import run_training
+
+    raise typer.Exit(run_training(config, list(context.args), dry_run=dry_run, resume=resume))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,163 @@
+"""The whole configuration: one frozen tree, a section per package, and what the sections must agree on.
+
+Invariants: every section's keys live in its own package's `config.py`; a value that two sections need is said once and
+read from there; whatever contradicts itself is refused before anything starts, naming both keys.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from evaluator.config import EvaluatorConfig
+from exemplar_store.config import StoreConfig
+from learner.config import LearnerConfig
+from pydantic import Field, model_validator
+from rollout.config import RolloutConfig
+
+from deploy.resolve import Tree, merge, parse_overrides, read_tree, to_toml, validate
+from tasks.config import Section
+from tasks.records.base import digest
+
+
+class RunConfig(Section):
+    """What is trained on, and for how long."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9_-]+$")
+    """Middle part of the run's id."""
+    folder: Path = Path("runs")
+    """Folder that holds the runs' folders."""
+    tasks: tuple[str, ...] = ()
+    """Selectors of the tasks: `procedural:row_norm/0-15`, `kernelbench:1`, a file or a folder of one's own."""
+    size: Literal["cpu", "gpu"] = "gpu"
+    """Size of procedural tasks."""
+    samples_per_group: int = Field(default=8, ge=2)
+    """Samples of one prompt: the G of GRPO."""
+    max_groups: int = Field(default=0, ge=0)
+    """Groups formed at most, dropped ones included; 0 forms as many as the learner's steps need."""
+    partial_steps: bool = False
+    """Take a step with the usable groups of a round instead of waiting for others in place of the dropped ones."""
+    seed_kernels: bool = True
+    """Evaluate the seed kernels of procedural tasks first, so that the first prompts show exemplars."""
+    confirm: bool = True
+    """Measure the best new kernel of each task again, in full and on fresh seeds, when the run ends."""
+    require_speedup: float = Field(default=0.0, ge=0)
+    """A confirmed new kernel's interval must lie above this, else the command ends with exit code 1; 0 asks nothing."""
+    seed: int = 0
+    """All of the run's own draws follow from it."""
+
+
+class Timeouts(Section):
+    """Longest waits of the coordinator, in seconds; an error names the one that passed."""
+
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    """For an actor to start: imports, model and engine included."""
+    store_timeout_s: float = Field(default=60.0, gt=0)
+    """For one answer of the store."""
+    seed_timeout_s: float = Field(default=1200.0, gt=0)
+    """For the seed kernels of one task."""
+    generate_timeout_s: float = Field(default=1200.0, gt=0)
+    """For all samples of one group."""
+    evaluate_timeout_s: float = Field(default=900.0, gt=0)
+    """For one evaluation, waiting for the device included."""
+    learn_timeout_s: float = Field(default=3600.0, gt=0)
+    """For one step of the learner, and for a checkpoint."""
+    publish_timeout_s: float = Field(default=600.0, gt=0)
+    """For one publication of the weights."""
+    grace_s: float = Field(default=30.0, ge=0)
+    """For what is in flight when the run is asked to stop."""
+
+
+class ClusterConfig(Timeouts):
+    """Where the roles run."""
+
+    address: str = ""
+    """Ray cluster to join; empty joins the one that RAY_ADDRESS or a submitted job names, else starts one here."""
+    generators: int = Field(default=1, ge=1)
+    """Generator actors."""
+    generator_gpus: float = Field(default=1.0, ge=0)
+    """GPUs of each; a share below 1 where roles take turns on one GPU, 0 for CPU."""
+    generator_cpus: float = Field(default=1.0, gt=0)
+    """CPUs of each."""
+    learner_ranks: int = Field(default=1, ge=1)
+    """Processes of the learner, together on one node."""
+    learner_gpus: float = Field(default=1.0, ge=0)
+    """GPUs of each rank."""
+    learner_cpus: float = Field(default=1.0, gt=0)
+    """CPUs of each rank."""
+    evaluator_gpus: float = Field(default=1.0, ge=0)
+    """GPUs of each evaluator; 1 is exclusive, a share below 1 is for a GPU on which roles take turns."""
+    evaluator_cpus: float = Field(default=1.0, ge=0)
+    """CPUs of each evaluator."""
+    take_turns: bool = False
+    """Generate, evaluate and learn one after the other, because they share one device or a few cores."""
+    attempts: int = Field(default=2, ge=1)
+    """How often a sample is drawn, and how often it is evaluated, before it is given up."""
+    concurrent_groups: int = Field(default=16, ge=1)
+    """Groups with samples in flight at most."""
+    restarts: int = Field(default=8, ge=-1)
+    """How often Ray starts a dead actor again; -1 for ever."""
+
+
+class ObserveConfig(Section):
+    """Progress and metrics."""
+
+    progress_s: float = Field(default=10.0, gt=0)
+    """Seconds between progress lines where there is no terminal."""
+    metrics: bool = False
+    """Export Prometheus metrics."""
+    metrics_host: str = "127.0.0.1"
+    """Address that metrics are served at; beyond loopback only when said here."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the driver's metrics; 0 takes a free one."""
+
+
+class Config(Section):
+    """The whole tree."""
+
+    run: RunConfig = RunConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    store: StoreConfig = StoreConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    learner: LearnerConfig = LearnerConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.rollout.temperature != self.learner.temperature:
+            raise ValueError(
+                f"rollout.temperature = {self.rollout.temperature:g} and learner.temperature = "
+                f"{self.learner.temperature:g} must be equal: the learner computes log-probabilities at the sampler's"
+            )
+        if self.cluster.evaluator_gpus < 1 and self.on_gpu() and not self.cluster.take_turns:
+            raise ValueError(
+                f"cluster.evaluator_gpus = {self.cluster.evaluator_gpus:g} shares a GPU that is timed on: "
+                f"set cluster.take_turns = true, or cluster.evaluator_gpus = 1"
+            )
+        if self.cluster.take_turns and self.learner.grpo.max_staleness == 0 and self.run.max_groups:
+            least = self.learner.grpo.groups_per_step
+            if self.run.max_groups < least:
+                raise ValueError(
+                    f"run.max_groups = {self.run.max_groups} is below learner.grpo.groups_per_step = {least}: "
+                    f"no step could be taken"
+                )
+        return self
+
+    def on_gpu(self) -> bool:
+        """True when any evaluator measures on a GPU."""
+        return any(device_type != "cpu" for device_type in self.evaluator.pool)
+
+    def to_toml(self) -> str:
+        """The tree as TOML that reads back to an equal tree."""
+        return to_toml(self.model_dump(mode="json", by_alias=True))
+
+    def digest(self) -> str:
+        """64 hex digits over the resolved tree."""
+        return digest("config", self.to_toml())
+
+
+def load_config(source: str, overrides: list[str] | None = None) -> Config:
+    """The configuration of a preset or TOML file with `--section.key value` laid over it; raises ConfigError."""
+    tree: Tree = merge(read_tree(source), parse_overrides(overrides or [], Config))
+    return validate(Config, tree, source)

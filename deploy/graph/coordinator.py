@@ -1,0 +1,420 @@
+"""The loop of a run: forms groups, has them drawn, scored and learned from, and writes every transition down first.
+
+Invariants: the coordinator keeps nothing of its own: its state is its events, replayed at start; an event is appended
+before the state changes; every sample of a formed group leaves once, whatever dies; where roles share a device they
+take turns; every wait has a limit from the configuration that names what was waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from deploy.graph.events import (
+    CoordinatorStarted,
+    Event,
+    GroupFormed,
+    GroupLeft,
+    LineageStarted,
+    Phase,
+    PhaseEntered,
+    RunClosed,
+    RunOpened,
+    SampleLeft,
+    StepLearned,
+    TaskSkipped,
+)
+from deploy.graph.handles import Drawn, Handles, NothingToDo, PromptRefused, Standing, WaitedTooLong, WorkerLost
+from deploy.graph.ledger import sample_id
+from deploy.graph.plan import RunPlan
+from deploy.graph.schedule import Schedule
+from deploy.graph.state import Group, RunState
+from deploy.graph.turns import Role, Turns
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+PHASE_OF_ROLE: dict[Role, Phase] = {"generate": "generating", "evaluate": "evaluating", "learn": "learning"}
+
+
+class Coordinator:
+    """One run, from its first event or from wherever an earlier coordinator left it, to its last."""
+
+    def __init__(self, plan: RunPlan, handles: Handles, *, clock: Callable[[], float] = time.time) -> None:
+        self.plan = plan
+        self.state = RunState()
+        self._handles = handles
+        self._clock = clock
+        self._schedule = Schedule(plan.targets, plan.seed)
+        self._turns = Turns(shared=plan.take_turns, quota=plan.turn_quota)
+        self._to_draw: deque[tuple[Group, int]] = deque()
+        self._to_score: deque[tuple[Drawn, int]] = deque()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._publishing = asyncio.Lock()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Asks the run to end in order: nothing new is dispatched, what is in flight finishes or is cancelled."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> RunState:
+        """Runs to the end; returns the final state. Raises KontrastError where a person has to act."""
+        await self._restore()
+        try:
+            await self._seed()
+            await self._loop()
+            await self._close()
+        finally:
+            await self._drop_jobs()
+        return self.state
+
+    async def _emit(self, event: Event) -> None:
+        stamped = event.model_copy(update={"at_s": self._clock()})
+        await self._within(
+            self._handles.journal.append(stamped), self.plan.store_timeout_s, "the store to append", "store"
+        )
+        self.state.apply(stamped)
+
+    async def _enter(self, phase: Phase) -> None:
+        if self.state.phase != phase:
+            await self._emit(PhaseEntered(phase=phase))
+
+    async def _within(self, work: Awaitable[T], timeout_s: float, what: str, key: str) -> T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work
+        except TimeoutError as error:
+            raise WaitedTooLong(
+                f"Waited {timeout_s:g} s for {what}: look at its log, or raise cluster.{key}_timeout_s."
+            ) from error
+
+    async def _restore(self) -> None:
+        """Replays the stream, and brings what an earlier coordinator left half done back into the queues."""
+        for event in await self._handles.journal.events():
+            self.state.apply(event)
+        if self.state.run_id and self.state.run_id != self.plan.run_id:
+            raise ValueError(f"the stream is of run {self.state.run_id}, not of {self.plan.run_id}")
+        if not self.state.run_id:
+            await self._emit(RunOpened(run_id=self.plan.run_id, config_digest=self.plan.config_digest))
+        await self._emit(CoordinatorStarted(incarnation=self.state.incarnation + 1))
+        await self._follow(await self._standing())
+        for group in self.state.unfinished_groups():
+            for event in await self._handles.prompts.recorded(group):
+                await self._leave(event)
+            self._to_draw.append((group, 1))
+        await self._publish()
+
+    async def _standing(self) -> Standing:
+        return await self._within(
+            self._handles.learner.standing(), self.plan.start_timeout_s, "the learner to start", "start"
+        )
+
+    async def _follow(self, standing: Standing, metrics: dict[str, float] | None = None) -> None:
+        """Takes over where the learner stands: fates of groups, lost lineages, steps."""
+        if standing.epoch > self.state.epoch:
+            fates = self.state.ledger.groups.fates
+            lost = tuple(name for name, (epoch, _) in fates.items() if name not in standing.fates)
+            await self._emit(LineageStarted(epoch=standing.epoch, step=standing.step, reopened=lost))
+        for name, fate in standing.fates.items():
+            if name in self.state.ledger.groups.sizes and name not in self.state.ledger.groups.fates:
+                await self._emit(GroupLeft(group_id=name, fate=fate, epoch=standing.epoch))
+        if standing.step > self.state.step:
+            await self._emit(StepLearned(epoch=standing.epoch, step=standing.step, metrics=metrics or {}))
+
+    async def _seed(self) -> None:
+        """Evaluates the seed kernels of every target once, before the first prompt."""
+        done = {(task_id, device_type) for task_id, device_type, _ in self.state.seeds}
+        missing = [target for target in self.plan.targets if target not in done] if self.plan.seeds else []
+        if not missing:
+            return
+        await self._enter("seeding")
+        for task_id, device_type in missing:
+            work = self._handles.scorers.seed(task_id, device_type)
+            try:
+                events = await self._within(work, self.plan.seed_timeout_s, f"the seed kernels of {task_id}", "seed")
+            except PromptRefused as refused:
+                await self._skip(task_id, refused)
+                continue
+            for event in events:
+                await self._emit(event)
+
+    async def _skip(self, task_id: str, refused: PromptRefused) -> None:
+        _log.warning("task %s is skipped (%s): %s", task_id, refused.reason, refused)
+        await self._emit(TaskSkipped(task_id=task_id, reason=refused.reason, message=str(refused)))  # type: ignore[arg-type]
+
+    async def _loop(self) -> None:
+        while not self._finished():
+            self._wake.clear()
+            await self._start_what_may()
+            if not self._jobs and not self._may_go_on():
+                break
+            await self._wait()
+        if not self._stopping and not self._open_targets():
+            reasons = "; ".join(f"{skip.task_id}: {skip.message}" for skip in self.state.skipped.values())
+            raise NothingToDo(f"No task is left ({reasons}): choose other tasks, or raise rollout's token limits.")
+
+    def _finished(self) -> bool:
+        if self._stopping:
+            return True
+        return self.state.step >= self.plan.steps and not self._jobs
+
+    def _may_go_on(self) -> bool:
+        return any(self._waiting().values())
+
+    def _waiting(self) -> dict[Role, int]:
+        """Units of work of each role that could start, turns aside."""
+        return {
+            "generate": len(self._to_draw) + self._new_groups(),
+            "evaluate": len(self._to_score),
+            "learn": int(self._learnable()),
+        }
+
+    def _new_groups(self) -> int:
+        """Groups that may be formed now: the staleness capacity, within what the run still needs."""
+        if self._stopping or self.state.step >= self.plan.steps or not self._open_targets():
+            return 0
+        alive = self.state.alive_groups()
+        wanted = self.plan.steps * self.plan.groups_per_step - alive
+        if self.plan.max_groups:
+            wanted = min(wanted, self.plan.max_groups - len(self.state.groups))
+        in_progress = len(self.state.unfinished_groups())
+        return max(
+            0, min(self.plan.capacity(self.state.step, alive), wanted, self.plan.concurrent_groups - in_progress)
+        )
+
+    def _open_targets(self) -> list[tuple[str, str]]:
+        return [target for target in self.plan.targets if target[0] not in self.state.skipped]
+
+    def _learnable(self) -> bool:
+        ready = len(self.state.ready_groups())
+        if self.state.step >= self.plan.steps:
+            return False
+        return ready >= self.plan.groups_per_step or (ready > 0 and self._exhausted())
+
+    def _exhausted(self) -> bool:
+        """No further group can ever become ready: the limit is reached and every sample has left."""
+        limit = bool(self.plan.max_groups) and len(self.state.groups) >= self.plan.max_groups
+        return (limit or not self._open_targets()) and not self.state.unfinished_groups()
+
+    async def _start_what_may(self) -> None:
+        for _ in range(3):
+            waiting = self._waiting()
+            self._turns = self._turns.pass_on(waiting)
+            started = False
+            for role in ("generate", "evaluate", "learn"):
+                while self._waiting()[role] and self._has_room(role) and self._turns.may_start(role, self._waiting()):
+                    started = await self._start(role) or started
+            if started:
+                return
+
+    def _has_room(self, role: Role) -> bool:
+        running = self._turns.count(role)
+        return running < {"learn": 1, "evaluate": self.plan.concurrent_scores}.get(role, self.plan.concurrent_groups)
+
+    async def _start(self, role: Role) -> bool:
+        await self._enter(PHASE_OF_ROLE[role])
+        if role == "learn":
+            return self._spawn(role, self._learn())
+        if role == "evaluate":
+            drawn, attempt = self._to_score.popleft()
+            return self._spawn(role, self._score(drawn, attempt))
+        if self._to_draw:
+            group, attempt = self._to_draw.popleft()
+        else:
+            formed = await self._form()
+            if formed is None:
+                return False
+            group, attempt = formed, 1
+        return self._spawn(role, self._draw(group, attempt))
+
+    def _spawn(self, role: Role, work: Coroutine[Any, Any, None]) -> bool:
+        self._turns = self._turns.start(role, self._waiting())
+        job = asyncio.create_task(self._as_unit(role, work))
+        self._jobs.add(job)
+        return True
+
+    async def _as_unit(self, role: Role, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        finally:
+            self._turns = self._turns.finish(role)
+            self._wake.set()
+
+    async def _wait(self) -> None:
+        wake = asyncio.create_task(self._wake.wait())
+        done, _ = await asyncio.wait({wake, *self._jobs}, return_when=asyncio.FIRST_COMPLETED)
+        wake.cancel()
+        for job in done & self._jobs:
+            self._jobs.discard(job)
+            job.result()  # a job's own error ends the run
+
+    async def _form(self) -> Group | None:
+        """Chooses a task and opens its group; None when the task was skipped or none is left."""
+        ordinal = len(self.state.groups)
+        target = self._schedule.choose(ordinal, set(self.plan.targets) - set(self._open_targets()))
+        if target is None:
+            return None
+        group = Group(
+            f"{self.plan.run_id}-g{ordinal:05d}", target[0], target[1], self.plan.samples_per_group, self.state.step
+        )
+        try:
+            await self._within(
+                self._handles.prompts.open_group(group), self.plan.store_timeout_s, "the store to open a group", "store"
+            )
+        except PromptRefused as refused:
+            await self._skip(target[0], refused)
+            return None
+        await self._emit(
+            GroupFormed(
+                group_id=group.id, task_id=group.task_id, device_type=group.device_type, size=group.size,
+                policy_step=group.policy_step,
+            )
+        )  # fmt: skip
+        return group
+
+    async def _draw(self, group: Group, attempt: int) -> None:
+        """Has the missing samples of a group drawn; what does not come is asked for again, then cancelled."""
+        missing = set(self.state.ledger.open_samples(group.id))
+        missing -= {drawn.index for drawn, _ in self._to_score if drawn.group_id == group.id}
+        publications = len(self.state.publications)
+        try:
+            async with asyncio.timeout(self.plan.generate_timeout_s):
+                async for drawn in self._handles.generators.draw(group, sorted(missing)):
+                    if drawn.index in missing and not drawn.aborted:
+                        missing.discard(drawn.index)
+                        self._to_score.append((drawn, 1))
+                        self._wake.set()
+        except (WorkerLost, TimeoutError) as error:
+            _log.warning("group %s, attempt %d: %s", group.id, attempt, error or "the generator took too long")
+            if isinstance(error, WorkerLost):
+                await self._publish(unless_after=publications)
+        if not missing:
+            return
+        if attempt < self.plan.attempts and not self._stopping:
+            self._to_draw.append((group, attempt + 1))
+            return
+        await self._cancel(group, sorted(missing), "generator_lost")
+
+    async def _cancel(self, group: Group, indices: list[int], reason: str) -> None:
+        await self._within(
+            self._handles.prompts.cancel(group, indices), self.plan.store_timeout_s, "the store to cancel", "store"
+        )
+        for index in indices:
+            await self._leave(
+                SampleLeft(sample_id=sample_id(group.id, index), group_id=group.id, outcome="cancelled", reason=reason)
+            )
+
+    async def _score(self, drawn: Drawn, attempt: int) -> None:
+        group = self.state.groups[drawn.group_id]
+        last = attempt >= self.plan.attempts
+        event: SampleLeft | None
+        try:
+            event = await self._within(
+                self._handles.scorers.score(group, drawn, last=last),
+                self.plan.evaluate_timeout_s, "an evaluation", "evaluate",
+            )  # fmt: skip
+        except (WorkerLost, WaitedTooLong) as error:
+            _log.warning("sample %s/%d, attempt %d: %s", drawn.group_id, drawn.index, attempt, error)
+            event = await self._give_up(group, drawn) if last else None
+            if last and event is None:
+                return
+        if event is None or (event.outcome == "unscored" and not last):
+            self._to_score.append((drawn, attempt + 1))
+            return
+        await self._leave(event)
+
+    async def _give_up(self, group: Group, drawn: Drawn) -> SampleLeft | None:
+        """Records a sample that no evaluator could judge; None when even that failed and it was cancelled."""
+        try:
+            return await self._within(
+                self._handles.scorers.give_up(group, drawn), self.plan.store_timeout_s, "the store to record", "store"
+            )
+        except WorkerLost:
+            await self._cancel(group, [drawn.index], "evaluator_lost")
+            return None
+
+    async def _leave(self, event: SampleLeft) -> None:
+        if event.sample_id not in self.state.left:
+            await self._emit(event)
+
+    async def _learn(self) -> None:
+        try:
+            learned = await self._within(
+                self._handles.learner.learn(partial=self._exhausted() or self.plan.partial_steps),
+                self.plan.learn_timeout_s, "the learner's step", "learn",
+            )  # fmt: skip
+        except WorkerLost as error:
+            _log.warning("the learner was lost: %s; it resumes from its latest checkpoint", error)
+            await self._follow(await self._standing())
+            await self._publish()
+            return
+        before = len(self.state.ledger.groups.fates)
+        await self._follow(learned.standing, dict(learned.metrics))
+        if learned.stepped:
+            await self._publish()
+        elif len(self.state.ledger.groups.fates) == before:
+            raise NothingToDo("The learner took no step from complete groups and dropped none: see the learner's log.")
+
+    async def _publish(self, *, unless_after: int | None = None) -> None:
+        """Brings the current weights to every generator; a generator that is lost meanwhile gets another try.
+
+        `unless_after` is the number of publications that the caller has seen: a later one serves it as well.
+        """
+        async with self._publishing:
+            if unless_after is None or len(self.state.publications) == unless_after:
+                await self._publish_now()
+
+    async def _publish_now(self) -> None:
+        for attempt in range(1, self.plan.attempts + 1):
+            try:
+                event = await self._within(
+                    self._handles.learner.publish(), self.plan.publish_timeout_s, "the weights' publication", "publish"
+                )
+            except WorkerLost as error:
+                _log.warning("publication, attempt %d: %s", attempt, error)
+                if attempt == self.plan.attempts:
+                    raise
+                continue
+            await self._emit(event)
+            return
+
+    async def _close(self) -> None:
+        """Finishes what is in flight, confirms the best kernels, checkpoints and closes the run."""
+        if self._stopping:
+            await self._drain()
+        elif self.plan.confirm:
+            await self._enter("confirming")
+            await self._confirm_best()
+        await self._enter("closing")
+        await self._within(self._handles.learner.checkpoint(), self.plan.learn_timeout_s, "the checkpoint", "learn")
+        for group in self.state.unfinished_groups():
+            await self._cancel(group, self.state.ledger.open_samples(group.id), "run_ended")
+        self.state.ledger.check()
+        await self._emit(RunClosed(status="stopped" if self._stopping else "finished"))
+
+    async def _drain(self) -> None:
+        """Gives what is running the grace time, then cancels it in the ledger."""
+        if self._jobs:
+            await asyncio.wait(self._jobs, timeout=self.plan.grace_s)
+        await self._drop_jobs()
+
+    async def _confirm_best(self) -> None:
+        for event in self.state.best().values():
+            if event.sample_id in self.state.confirmed or (event.ci_low or 0.0) <= self.plan.confirm_above:
+                continue
+            confirmed = await self._within(
+                self._handles.scorers.confirm(self.state.groups[event.group_id], event.sample_id),
+                self.plan.evaluate_timeout_s, "a confirmation", "evaluate",
+            )  # fmt: skip
+            await self._emit(confirmed)
+
+    async def _drop_jobs(self) -> None:
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        self._jobs.clear()

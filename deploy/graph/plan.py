@@ -1,0 +1,51 @@
+"""What the coordinator has to know of the configuration, and nothing else; plain values, so that tests need no tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The numbers of one run; times in seconds."""
+
+    run_id: str
+    targets: tuple[tuple[str, str], ...]
+    """(task id, device type) pairs, in the order of the list."""
+    steps: int = 2
+    groups_per_step: int = 4
+    samples_per_group: int = 4
+    max_groups: int = 0
+    """Groups formed at most; 0 means as many as the steps need."""
+    max_staleness: int = 0
+    """Policy steps that a group may lag behind when it is trained."""
+    concurrent_groups: int = 16
+    concurrent_scores: int = 1
+    seeds: bool = True
+    confirm: bool = True
+    confirm_above: float = 1.0
+    """The interval's lower end above which a new kernel is measured again."""
+    partial_steps: bool = False
+    """A step may be taken with fewer groups than `groups_per_step` when the others were dropped."""
+    take_turns: bool = True
+    turn_quota: int = 64
+    attempts: int = 2
+    """How often a sample is drawn, and how often it is evaluated, before it is given up."""
+    seed: int = 0
+    config_digest: str = ""
+    start_timeout_s: float = 300.0
+    store_timeout_s: float = 60.0
+    seed_timeout_s: float = 600.0
+    generate_timeout_s: float = 600.0
+    evaluate_timeout_s: float = 300.0
+    learn_timeout_s: float = 1800.0
+    publish_timeout_s: float = 300.0
+    grace_s: float = 30.0
+
+    def capacity(self, step: int, alive: int) -> int:
+        """Groups that may be formed without any of them becoming too old (AReaL, arXiv 2505.24298, Eq. 3).
+
+        A group formed now is trained at the latest in step `alive / groups_per_step`, counted from 0; that step may
+        be at most `max_staleness` ahead of the present one.
+        """
+        return (step + self.max_staleness + 1) * self.groups_per_step - alive

@@ -1,0 +1,281 @@
+"""One run's dealings with the store: prompts, samples, seed kernels, confirmations; no Ray in here.
+
+Invariants: every method may be repeated with the same ids; a sample is recorded once, with whatever evaluation came
+first; a kernel file is written before its sample is recorded, so that what the store calls accepted can be read; only
+kernels that are no copies become exemplars.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from deploy.folder import RunFolder, kernel_file
+from deploy.graph.copies import Nearest, nearest
+from deploy.graph.events import KernelConfirmed, SampleLeft, SeedEvaluated
+from deploy.graph.handles import PromptRefused
+from deploy.graph.ledger import sample_id
+from deploy.graph.state import Group
+from exemplar_store import CacheKey, ExemplarStore, RunStream
+from tasks.records import Candidate, Evaluation, Exemplar, Prompt, Sample, ScoredSample, Task
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+REFUSING = ("reference_failed", "too_large")
+"""Unscored reasons that say something about the task, not about the candidate or the machine."""
+
+
+class Evaluate(Protocol):
+    """Evaluates a candidate somewhere that has the device type; never answers from an earlier result."""
+
+    def __call__(self, task: Task, candidate: Candidate, device_type: str, protocol: str) -> Awaitable[Evaluation]: ...
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the recorder needs of an engine's completion."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy_versions: tuple[Any, ...]
+    finish_reason: Any
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What other packages do for the recorder."""
+
+    build_prompt: Callable[[Task, Sequence[Exemplar], Group], Prompt]
+    """Raises PromptRefused when the task does not fit."""
+    read_source: Callable[[str], tuple[str | None, str]]
+    """Completion text -> (source or None, what was wrong)."""
+    seed_kernels: Callable[[Task], Sequence[tuple[str, str]]]
+    """Task -> (name, source) of its seed kernels."""
+    evaluate: Evaluate
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The parts of the configuration that decide what is recorded."""
+
+    protocol: str = "reward"
+    rules: str = "strict"
+    exemplars: int = 2
+    seed: int = 0
+
+
+class Recorder:
+    """See the module's text. One per process; its methods may run at the same time."""
+
+    def __init__(
+        self, run: RunFolder, store: ExemplarStore, tasks: Mapping[str, Task], tools: Tools, rules: Rules
+    ) -> None:
+        self._run = run
+        self._store = store
+        self._stream = RunStream(store, run.run_id)
+        self._tasks = dict(tasks)
+        self._tools = tools
+        self._rules = rules
+        self._shown: dict[str, dict[str, str]] = {}
+        self._seeds: dict[str, set[str]] = {}
+        # RunStream is for one thread; the store's answers must not hold up evaluations.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+
+    async def _in_store(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments, **named))
+
+    async def open_group(self, group: Group) -> Prompt:
+        """The group's prompt, opened in the store; the same prompt when it was open already."""
+        standing = await self._in_store(self._stream.group, group.id, self._task(group).content_hash)
+        if standing is not None:
+            return standing.prompt
+        task = self._task(group)
+        rng = random.Random(f"{self._rules.seed}/{group.id}")
+        exemplars = await self._in_store(
+            self._store.draw, task.content_hash, group.device_type, rng, self._rules.exemplars
+        )
+        prompt = self._tools.build_prompt(task, exemplars, group)
+        self._shown[group.id] = {
+            e.candidate_hash: e.source for e in exemplars if e.candidate_hash in prompt.exemplar_hashes
+        }
+        await self._in_store(self._store.put_task, task)
+        await self._in_store(self._stream.open_group, prompt, group.size)
+        return prompt
+
+    async def recorded(self, group: Group) -> list[SampleLeft]:
+        """Events for the samples of a group that are on record."""
+        standing = await self._in_store(self._stream.group, group.id, self._task(group).content_hash)
+        return [] if standing is None else [self._event(group, scored) for scored in standing.samples]
+
+    async def cancel(self, group: Group, indices: Sequence[int]) -> None:
+        """Samples leave unevaluated."""
+        await self._in_store(self._stream.cancel, [sample_id(group.id, index) for index in indices])
+        await self._in_store(self._stream.relay)
+
+    async def score(self, group: Group, completion: Completion, *, last: bool) -> SampleLeft:
+        """Reads, evaluates and records one completion; see `handles.Scorers.score`."""
+        task, sample = self._task(group), self._sample(group, completion)
+        if sample.candidate is None:
+            _, problem = self._tools.read_source(completion.text)
+            evaluation = self._unreadable(group, task, problem)
+        else:
+            evaluation = await self._evaluation(task, sample.candidate, group.device_type)
+        if evaluation.outcome == "unscored" and not last:
+            return self._event(group, ScoredSample(sample=sample, evaluation=evaluation))
+        return await self._record(group, sample, evaluation)
+
+    async def give_up(self, group: Group, completion: Completion) -> SampleLeft:
+        """Records one completion as unscored, because no evaluator lived long enough."""
+        task, sample = self._task(group), self._sample(group, completion)
+        evaluation = Evaluation(
+            outcome="unscored", reason="evaluator_lost", step="load", message="Every evaluator asked was lost.",
+            task_id=task.id, task_hash=task.content_hash, device_type=group.device_type,
+            candidate_hash=sample.candidate.content_hash if sample.candidate else "", precision=task.precision,
+        )  # fmt: skip
+        return await self._record(group, sample, evaluation)
+
+    async def confirm(self, group: Group, identifier: str) -> KernelConfirmed:
+        """Measures an accepted kernel again from its file, by the full protocol."""
+        source = (self._run.path / kernel_file(group.task_id, identifier)).read_text()
+        candidate = Candidate(source=source, origin="sample", detail=identifier)
+        evaluation = await self._tools.evaluate(self._task(group), candidate, group.device_type, "sequential")
+        return KernelConfirmed(
+            task_id=group.task_id, sample_id=identifier, outcome=evaluation.outcome, reason=evaluation.reason or "",
+            **_figures(evaluation),
+        )  # fmt: skip
+
+    async def seed(self, task_id: str, device_type: str) -> list[SeedEvaluated]:
+        """Evaluates a task's seed kernels and files the accepted ones; raises PromptRefused for a task that fails."""
+        task, events = self._tasks[task_id], []
+        for name, source in self._tools.seed_kernels(task):
+            candidate = Candidate(source=source, origin="seed", detail=name)
+            evaluation = await self._evaluation(task, candidate, device_type)
+            if evaluation.reason in REFUSING:
+                raise PromptRefused(str(evaluation.reason), evaluation.message)
+            if evaluation.outcome == "accepted":
+                await self._in_store(self._store.insert, self._exemplar(task, candidate, evaluation))
+            events.append(
+                SeedEvaluated(
+                    task_id=task_id, device_type=device_type, name=name, outcome=evaluation.outcome,
+                    reason=evaluation.reason or "", **_figures(evaluation),
+                )
+            )  # fmt: skip
+        return events
+
+    def _task(self, group: Group) -> Task:
+        return self._tasks[group.task_id]
+
+    def _sample(self, group: Group, completion: Completion) -> Sample:
+        identifier = sample_id(group.id, completion.index)
+        source, _ = self._tools.read_source(completion.text)
+        return Sample(
+            id=identifier, prompt_id=group.id, index=completion.index, text=completion.text,
+            token_ids=completion.token_ids, logprobs=completion.logprobs, policy_versions=completion.policy_versions,
+            finish_reason=completion.finish_reason,
+            candidate=None if source is None else Candidate(source=source, origin="sample", detail=identifier),
+        )  # fmt: skip
+
+    async def _evaluation(self, task: Task, candidate: Candidate, device_type: str) -> Evaluation:
+        """From the measurement cache, else measured; what is measured is cached when it is recorded or filed."""
+        key = CacheKey(
+            candidate.content_hash,
+            task.content_hash,
+            device_type,
+            task.precision,
+            self._rules.protocol,
+            self._rules.rules,
+        )
+        known = await self._in_store(self._store.cached, key)
+        if known is not None:
+            return known
+        evaluation = await self._tools.evaluate(task, candidate, device_type, self._rules.protocol)
+        if evaluation.outcome != "unscored" and CacheKey.of(evaluation) == key:
+            await self._in_store(self._store.cache, key, evaluation, candidate)
+        return evaluation
+
+    async def _record(self, group: Group, sample: Sample, evaluation: Evaluation) -> SampleLeft:
+        near = Nearest()
+        if sample.candidate is not None:
+            near = nearest(sample.candidate.source, sample.candidate.content_hash, await self._shown_to(group))
+        scored = ScoredSample(
+            sample=sample, evaluation=evaluation, copy_of=near.copy_of, edit_distance=near.edit_distance
+        )
+        exemplar = None
+        if evaluation.outcome == "accepted" and sample.candidate is not None:
+            self._run.write_text(kernel_file(group.task_id, sample.id), sample.candidate.source)
+            if not near.copy_of:
+                exemplar = self._exemplar(self._task(group), sample.candidate, evaluation)
+        progress = await self._in_store(self._stream.record, scored, exemplar)
+        if progress.complete:
+            await self._in_store(self._stream.relay)
+        return self._event(group, scored)
+
+    async def _shown_to(self, group: Group) -> dict[str, str]:
+        """Exemplars of the group's prompt; after a restart their hashes only, which still tell a copy."""
+        if group.id not in self._shown:
+            standing = await self._in_store(self._stream.group, group.id, self._task(group).content_hash)
+            self._shown[group.id] = dict.fromkeys(standing.prompt.exemplar_hashes, "") if standing else {}
+        return self._shown[group.id]
+
+    def _exemplar(self, task: Task, candidate: Candidate, evaluation: Evaluation) -> Exemplar:
+        measurement = evaluation.measurement
+        if measurement is None:
+            raise ValueError(f"{candidate.detail} is accepted without a measurement")
+        return Exemplar(
+            task_id=task.id, task_hash=task.content_hash, device_type=evaluation.device_type,
+            precision=evaluation.precision, source=candidate.source, candidate_hash=candidate.content_hash,
+            speedup=measurement.ci_low if evaluation.protocol == "reward" else measurement.speedup,
+            measurement=measurement, labels=evaluation.labels, origin=candidate.detail,
+        )  # fmt: skip
+
+    def _unreadable(self, group: Group, task: Task, problem: str) -> Evaluation:
+        return Evaluation(
+            outcome="rejected", reason="contract", step="screen", message=problem or "No code could be read.",
+            task_id=task.id, task_hash=task.content_hash, candidate_hash="", device_type=group.device_type,
+            precision=task.precision,
+        )  # fmt: skip
+
+    def _event(self, group: Group, scored: ScoredSample) -> SampleLeft:
+        sample, evaluation = scored.sample, scored.evaluation
+        accepted = evaluation is not None and evaluation.outcome == "accepted"
+        label: Any = ""
+        if accepted and sample.candidate is not None:
+            known = scored.copy_of or sample.candidate.content_hash in self._seed_hashes(group.task_id)
+            label = "copy" if known else "new"
+        return SampleLeft(
+            sample_id=sample.id, group_id=group.id,
+            outcome="cancelled" if evaluation is None else evaluation.outcome,
+            reason="" if evaluation is None else evaluation.reason or "",
+            label=label,
+            policy_version=str(min(sample.policy_versions)) if sample.policy_versions else "",
+            edit_distance=scored.edit_distance,
+            file=kernel_file(group.task_id, sample.id) if accepted else "",
+            new_tokens=len(sample.token_ids),
+            **({} if evaluation is None else _figures(evaluation)),
+        )  # fmt: skip
+
+    def _seed_hashes(self, task_id: str) -> set[str]:
+        if task_id not in self._seeds:
+            kernels = self._tools.seed_kernels(self._tasks[task_id])
+            self._seeds[task_id] = {Candidate(source=source).content_hash for _, source in kernels}
+        return self._seeds[task_id]
+
+
+def _figures(evaluation: Evaluation) -> dict[str, Any]:
+    measurement = evaluation.measurement
+    if measurement is None:
+        return {}
+    return {
+        "speedup": measurement.speedup,
+        "ci_low": measurement.ci_low,
+        "ci_high": measurement.ci_high,
+        "reference_ms": measurement.reference_ms,
+    }

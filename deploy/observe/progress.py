@@ -1,0 +1,99 @@
+"""Progress of a run as text: one line for logs and pipes, the same figures for a live terminal.
+
+Invariant: pure; the figures come from the state alone, so that a line can be made from a stored stream as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from deploy.graph.ledger import SAMPLE_OUTCOMES
+from deploy.graph.plan import RunPlan
+from deploy.graph.state import RunState
+
+
+@dataclass
+class Rate:
+    """Tokens per second over a sliding window of samples."""
+
+    window_s: float = 120.0
+    points: list[tuple[float, int]] = field(default_factory=list)
+
+    def add(self, at_s: float, tokens: int) -> None:
+        """Counts a finished sample's tokens."""
+        self.points.append((at_s, tokens))
+        self.points = [point for point in self.points if point[0] >= at_s - self.window_s]
+
+    def per_second(self, now_s: float) -> float:
+        """Tokens per second of the window; 0 without samples in it."""
+        recent = [point for point in self.points if point[0] >= now_s - self.window_s]
+        if not recent:
+            return 0.0
+        return sum(tokens for _, tokens in recent) / max(now_s - recent[0][0], 1.0)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The figures of one moment."""
+
+    phase: str
+    elapsed_s: float
+    step: int
+    steps: int
+    outcomes: dict[str, int]
+    in_flight: int
+    seeds: int
+    best: dict[str, float]
+    """Best new speedup by task."""
+    tokens_per_s: float
+    left_s: float | None
+    """Estimated time left; None as long as there is nothing to estimate from."""
+
+
+def measure(state: RunState, plan: RunPlan, *, started_s: float, now_s: float, rate: Rate) -> Progress:
+    """The figures now; `started_s` is when this process began."""
+    counts = state.ledger.samples.counts()
+    elapsed = max(0.0, now_s - started_s)
+    total = plan.steps * plan.groups_per_step * plan.samples_per_group
+    # A step's learning is worth as much as a quarter of its samples; a guess that only shapes the estimate.
+    done = counts["dispatched"] - counts["in_flight"] + state.step * plan.groups_per_step * plan.samples_per_group / 4
+    share = min(1.0, done / (total * 1.25)) if total else 1.0
+    return Progress(
+        phase=state.phase,
+        elapsed_s=elapsed,
+        step=state.step,
+        steps=plan.steps,
+        outcomes={name: counts[name] for name in SAMPLE_OUTCOMES},
+        in_flight=counts["in_flight"],
+        seeds=len(state.seeds),
+        best={task: event.speedup or 0.0 for (task, _), event in sorted(state.best().items())},
+        tokens_per_s=rate.per_second(now_s),
+        left_s=elapsed * (1 - share) / share if share >= 0.1 else None,
+    )
+
+
+def line(progress: Progress) -> str:
+    """One plain line."""
+    outcomes = ", ".join(f"{count} {name}" for name, count in progress.outcomes.items() if count) or "none left yet"
+    parts = [
+        f"{duration(progress.elapsed_s)} {progress.phase}",
+        f"step {progress.step}/{progress.steps}",
+        f"samples: {outcomes}, {progress.in_flight} in flight",
+    ]
+    if progress.seeds and not any(progress.outcomes.values()):
+        parts.append(f"{progress.seeds} seed kernels evaluated")
+    if progress.best:
+        best = sorted(progress.best.items(), key=lambda item: -item[1])[:3]
+        parts.append("best new: " + ", ".join(f"{task.rpartition(':')[2]} {speedup:.2f}x" for task, speedup in best))
+    if progress.tokens_per_s:
+        parts.append(f"{progress.tokens_per_s:.0f} tokens/s")
+    if progress.left_s is not None:
+        parts.append(f"about {duration(progress.left_s)} left")
+    return " | ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`m:ss`, or `h:mm:ss` from an hour on."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

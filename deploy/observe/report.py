@@ -1,0 +1,150 @@
+"""What a run found, from its state: the summary that `summary.json` holds and the table that ends the run.
+
+Invariants: pure; table and summary show the same figures; a kernel counts as found only when it is `new`, and as
+confirmed only when a second, full measurement on fresh seeds was accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from deploy.graph.events import SampleLeft
+from deploy.graph.state import RunState
+from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION, RECORD_SCHEMA_VERSION
+
+
+def summarize(state: RunState, targets: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The run as JSON values."""
+    frozen, trained = policy_samples(state)
+    return {
+        "run_id": state.run_id,
+        "versions": {
+            "package": PACKAGE_VERSION, "evaluator": EVALUATOR_VERSION, "record_schema": RECORD_SCHEMA_VERSION,
+        },
+        "status": state.closed or "unfinished",
+        "policy": {"epoch": state.epoch, "step": state.step},
+        "samples": state.ledger.samples.counts(),
+        "groups": state.ledger.groups.counts(),
+        "reasons": dict(Counter(e.reason for e in state.left.values() if e.reason)),
+        "copies": sum(e.label == "copy" for e in state.left.values()),
+        "skipped": {name: event.reason for name, event in state.skipped.items()},
+        "tasks": [_task(state, task_id, device_type) for task_id, device_type in targets],
+        "frozen_policy": compare(state, frozen, trained),
+        "steps": [{"epoch": e.epoch, "step": e.step, **e.metrics} for e in state.steps],
+    }  # fmt: skip
+
+
+def _task(state: RunState, task_id: str, device_type: str) -> dict[str, Any]:
+    seeds = [e for e in state.seeds.values() if (e.task_id, e.device_type) == (task_id, device_type)]
+    mine = [e for e in state.left.values() if _key(state, e) == (task_id, device_type)]
+    best = state.best(label="new").get((task_id, device_type)) or state.best(label="copy").get((task_id, device_type))
+    confirmation = state.confirmed.get(best.sample_id) if best else None
+    shown = confirmation if confirmation and confirmation.outcome == "accepted" else best
+    reference = next((e.reference_ms for e in [shown, *mine, *seeds] if e and e.reference_ms), None)
+    return {
+        "task": task_id,
+        "device_type": device_type,
+        "reference_ms": reference,
+        "samples": dict(Counter(e.outcome for e in mine)),
+        "best_seed": max((e.speedup for e in seeds if e.outcome == "accepted" and e.speedup), default=None),
+        "best": None if best is None or shown is None else {
+            "sample": best.sample_id,
+            "policy_version": best.policy_version,
+            "speedup": shown.speedup,
+            "ci_low": shown.ci_low,
+            "ci_high": shown.ci_high,
+            "label": best.label,
+            "confirmed": "no" if confirmation is None else confirmation.outcome,
+            "file": best.file,
+        },
+    }  # fmt: skip
+
+
+def _key(state: RunState, event: SampleLeft) -> tuple[str, str]:
+    group = state.groups[event.group_id]
+    return group.task_id, group.device_type
+
+
+def policy_samples(state: RunState) -> tuple[list[SampleLeft], list[SampleLeft]]:
+    """Samples of the policy before its first step, and of the trained one: the latest, as many as the former."""
+    scored = [e for e in state.left.values() if e.outcome != "cancelled"]
+    frozen = [e for e in scored if state.groups[e.group_id].policy_step == 0]
+    trained = [e for e in scored if state.groups[e.group_id].policy_step > 0]
+    count = min(len(frozen), len(trained))
+    return frozen[:count] if count else frozen, trained[len(trained) - count :]
+
+
+def compare(state: RunState, frozen: Sequence[SampleLeft], trained: Sequence[SampleLeft]) -> dict[str, Any]:
+    """What equal numbers of samples of both policies found."""
+    return {"frozen": _found(state, frozen), "trained": _found(state, trained)}
+
+
+def _found(state: RunState, events: Iterable[SampleLeft]) -> dict[str, Any]:
+    listed = list(events)
+    new = [e for e in listed if e.outcome == "accepted" and e.label == "new" and e.speedup]
+    best: dict[str, float] = {}
+    for event in new:
+        task_id = _key(state, event)[0]
+        best[task_id] = max(best.get(task_id, 0.0), event.speedup or 0.0)
+    return {
+        "samples": len(listed),
+        "accepted": sum(e.outcome == "accepted" for e in listed),
+        "new": len(new),
+        "copies": sum(e.label == "copy" for e in listed),
+        "best_by_task": best,
+        "geometric_mean": math.exp(sum(math.log(v) for v in best.values()) / len(best)) if best else None,
+    }
+
+
+def winners(state: RunState, above: float) -> list[str]:
+    """Ids of new kernels sampled in this run whose interval lies above `above` in both of two measurements."""
+    return [
+        sample_id
+        for sample_id, confirmation in state.confirmed.items()
+        if confirmation.outcome == "accepted"
+        and (confirmation.ci_low or 0.0) > above
+        and (event := state.left.get(sample_id)) is not None
+        and event.label == "new"
+        and (event.ci_low or 0.0) > above
+    ]
+
+
+def table_rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Header and rows of the final table."""
+    rows: list[tuple[str, ...]] = [("task", "device", "reference", "best accepted", "interval", "label", "file")]
+    for task in summary["tasks"]:
+        best = task["best"]
+        reference = "-" if task["reference_ms"] is None else f"{task['reference_ms']:.3f} ms"
+        if best is None:
+            rows.append((task["task"], task["device_type"], reference, "none", "-", "-", "-"))
+            continue
+        interval = f"{best['ci_low']:.2f} to {best['ci_high']:.2f}" if best["ci_low"] is not None else "-"
+        confirmed = {"accepted": ", confirmed", "no": ""}.get(best["confirmed"], ", not confirmed")
+        rows.append(
+            (task["task"], task["device_type"], reference, f"{best['speedup']:.2f}x", interval,
+             best["label"] + confirmed, best["file"] or "-")
+        )  # fmt: skip
+    return rows
+
+
+def plain_table(rows: Sequence[Sequence[str]]) -> str:
+    """The rows as aligned text."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def comparison_text(summary: dict[str, Any]) -> str:
+    """The frozen policy beside the trained one, in two lines."""
+    lines = []
+    for name, words in (("frozen", "frozen policy (before the first step)"), ("trained", "trained policy (latest)")):
+        found = summary["frozen_policy"][name]
+        best = ", ".join(f"{task} {speedup:.2f}x" for task, speedup in sorted(found["best_by_task"].items()))
+        lines.append(
+            f"{words}: {found['samples']} samples, {found['accepted']} accepted, {found['new']} new, "
+            f"{found['copies']} copies; best new: {best or 'none'}"
+        )
+    return "\n".join(lines)

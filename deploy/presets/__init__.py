@@ -1,0 +1,1 @@
+"""Configurations by name."""

@@ -1,0 +1,160 @@
+"""The loop against fakes: whole runs, dying workers, dying coordinators; both ledgers balance at the end of each."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deploy.graph.coordinator import Coordinator
+from deploy.graph.events import CoordinatorStarted, GroupFormed, RunClosed
+from deploy.graph.handles import NothingToDo, WaitedTooLong
+from deploy.graph.plan import RunPlan
+from deploy.graph.state import RunState
+
+TARGETS = (("procedural:row_norm/1", "cpu"), ("procedural:pointwise/2", "cpu"))
+PLAN = RunPlan("r1", TARGETS, steps=2, groups_per_step=2, samples_per_group=3, attempts=3)
+
+
+def run(world: Any, plan: RunPlan = PLAN) -> RunState:
+    world.groups_per_step = plan.groups_per_step
+    return asyncio.run(Coordinator(plan, world.handles()).run())
+
+
+def check(world: Any, state: RunState) -> None:
+    """The ledgers balance, agree with the store's own record, and equal a replay of the stream."""
+    state.ledger.check()
+    assert state.ledger.samples.counts()["in_flight"] == 0
+    assert world.records == state.ledger.samples.counts()["dispatched"]
+    for name, samples in world.groups.items():
+        if name in state.groups:
+            assert {e.outcome for e in samples.values()} <= {state.left[e.sample_id].outcome for e in samples.values()}
+    replayed = RunState.replay(world.events)
+    assert replayed.ledger.samples.counts() == state.ledger.samples.counts()
+    assert replayed.ledger.groups.counts() == state.ledger.groups.counts()
+
+
+def test_two_steps_by_hand(World: type[Any]) -> None:
+    """2 steps of 2 groups of 3 samples: 4 groups, 12 samples, all accepted, all trained; each task twice."""
+    world = World()
+    state = run(world)
+    check(world, state)
+    assert state.closed == "finished"
+    assert state.step == 2
+    assert state.ledger.samples.counts()["accepted"] == 12
+    assert state.ledger.groups.counts()["trained"] == 4
+    assert sorted(group.task_id for group in state.groups.values()) == sorted([t for t, _ in TARGETS] * 2)
+    assert [group.policy_step for group in state.groups.values()] == [0, 0, 1, 1]
+    assert world.overlaps == 0
+    assert [call for call in world.calls if call.startswith("seed")] == [f"seed {task}" for task, _ in TARGETS]
+    assert len(state.confirmed) == 2
+
+
+def test_staleness_bounds_what_is_formed(World: type[Any]) -> None:
+    """With staleness 1, step s may use groups of step s - 1; without a bound every group would be of step 0."""
+    plan = replace(PLAN, steps=4, max_staleness=1, take_turns=False, concurrent_scores=4)
+    world = World(seed=3)
+    state = run(world, plan)
+    check(world, state)
+    trained_at = {index: index // plan.groups_per_step for index in range(8)}
+    for index, group in enumerate(state.groups.values()):
+        assert trained_at[index] - group.policy_step <= 1
+
+
+def test_a_task_that_does_not_fit_is_skipped_with_its_reason(World: type[Any]) -> None:
+    world = World(refuse=(TARGETS[0][0],))
+    state = run(world)
+    check(world, state)
+    assert state.skipped[TARGETS[0][0]].reason == "prompt_too_long"
+    assert {group.task_id for group in state.groups.values()} == {TARGETS[1][0]}
+
+
+def test_no_task_left_is_one_sentence(World: type[Any]) -> None:
+    world = World(refuse=tuple(task for task, _ in TARGETS))
+    with pytest.raises(NothingToDo, match="needs 900 of 512 tokens"):
+        run(world)
+
+
+def test_dropped_groups_are_replaced_up_to_the_limit(World: type[Any]) -> None:
+    """Group 1 has zero variance: a fifth group makes up for it; with max_groups = 4 the last step takes one group."""
+    state = run(World(zero_variance=(1,)))
+    assert state.ledger.groups.counts()["trained"] == 4
+    assert state.ledger.groups.counts()["zero_variance"] == 1
+    state = run(World(zero_variance=(1,)), replace(PLAN, max_groups=4))
+    assert state.ledger.groups.counts()["trained"] == 3
+    assert state.step == 2
+
+
+def test_a_wait_names_what_it_waited_for(World: type[Any]) -> None:
+    class Deaf(World):
+        async def tick(self) -> None:
+            await asyncio.sleep(3600)
+
+    with pytest.raises(WaitedTooLong, match=r"Waited 0.05 s for the store to append.*cluster.store_timeout_s"):
+        run(Deaf(), replace(PLAN, store_timeout_s=0.05))
+
+
+def test_stop_cancels_in_the_ledger_and_closes(World: type[Any]) -> None:
+    world = World()
+    coordinator = Coordinator(replace(PLAN, grace_s=0.0), world.handles())
+
+    async def go() -> RunState:
+        task = asyncio.create_task(coordinator.run())
+        while not any(isinstance(event, GroupFormed) for event in world.events):
+            await asyncio.sleep(0)
+        coordinator.stop()
+        return await task
+
+    state = asyncio.run(go())
+    state.ledger.check()
+    assert state.closed == "stopped"
+    assert state.ledger.samples.counts()["cancelled"] > 0
+    assert state.ledger.samples.counts()["in_flight"] == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.0, 0.25), st.booleans())
+def test_dying_workers_leave_balanced_ledgers(World: type[Any], seed: int, fault_rate: float, take_turns: bool) -> None:
+    world = World(seed=seed, fault_rate=fault_rate)
+    state = run(world, replace(PLAN, take_turns=take_turns, concurrent_scores=2, attempts=6, max_staleness=seed % 2))
+    check(world, state)
+    assert state.step >= 2
+    if take_turns:
+        assert world.overlaps == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.0, 0.15))
+def test_a_killed_coordinator_is_replaced_by_replay(World: type[Any], seed: int, fault_rate: float) -> None:
+    """The coordinator is cut off at random moments up to six times; each successor replays the stream, and in the end
+    nothing was lost or counted twice."""
+    world, rng = World(seed=seed, fault_rate=fault_rate), random.Random(seed)
+
+    async def life(rounds: int | None) -> RunState | None:
+        world.busy = dict.fromkeys(world.busy, 0)
+        task = asyncio.create_task(Coordinator(replace(PLAN, attempts=6), world.handles()).run())
+        if rounds is None:
+            return await task
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+            if task.done():
+                return task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
+
+    state = None
+    for _ in range(6):
+        state = state or asyncio.run(life(rng.randint(1, 120)))
+    state = state or asyncio.run(life(None))
+    assert state is not None
+    check(world, state)
+    assert state.step >= 2
+    started = [event.incarnation for event in world.events if isinstance(event, CoordinatorStarted)]
+    assert started == list(range(1, len(started) + 1))
+    assert isinstance(world.events[-1], RunClosed)

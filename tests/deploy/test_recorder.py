@@ -1,0 +1,158 @@
+"""The recorder against a real embedded store: prompts, copies, repeats, seeds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.folder import RunFolder
+from deploy.graph.events import SampleLeft
+from deploy.graph.handles import PromptRefused
+from deploy.graph.recorder import Completion, Recorder, Rules, Tools
+from deploy.graph.state import Group
+from exemplar_store import ExemplarStore, RunStream
+from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Prompt, Task
+
+TASK = Task(id="file:abc", source="class Model: pass")
+GROUP = Group("r1-g00000", TASK.id, "cpu", 3, 0)
+SEEDS = (("slow", "seed = 1"), ("fast", "seed = 2"))
+
+
+class Bench:
+    """A recorder with an evaluator that answers by the candidate's text."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunFolder(folder / "r1").create()
+        self.store = ExemplarStore.connect(self.run.store)
+        self.evaluated: list[str] = []
+        self.recorder = self.fresh()
+
+    def fresh(self) -> Recorder:
+        tools = Tools(self.build_prompt, self.read_source, lambda task: SEEDS, self.evaluate)
+        return Recorder(self.run, self.store, {TASK.id: TASK}, tools, Rules(protocol="sequential"))
+
+    def build_prompt(self, task: Task, exemplars: Any, group: Group) -> Prompt:
+        return Prompt(
+            id=group.id, run_id="r1", task_id=task.id, task_hash=task.content_hash, device_type="cpu", text="Go.",
+            exemplar_hashes=tuple(e.candidate_hash for e in exemplars),
+        )  # fmt: skip
+
+    def read_source(self, text: str) -> tuple[str | None, str]:
+        return (None, "No code block.") if text.startswith("?") else (text, "")
+
+    async def evaluate(self, task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
+        self.evaluated.append(candidate.source)
+        common: dict[str, Any] = {
+            "task_id": task.id, "task_hash": task.content_hash, "candidate_hash": candidate.content_hash,
+            "protocol": protocol,
+        }  # fmt: skip
+        if "wrong" in candidate.source:
+            return Evaluation(outcome="rejected", reason="incorrect", step="check", **common)
+        if "lost" in candidate.source:
+            return Evaluation(outcome="unscored", reason="device_fault", step="time", **common)
+        if "huge" in candidate.source:
+            return Evaluation(outcome="unscored", reason="too_large", step="load", **common)
+        timing = Measurement(speedup=1.5, ci_low=1.4, ci_high=1.6, reference_ms=3, candidate_ms=2, pairs=20)
+        return Evaluation(outcome="accepted", step="time", measurement=timing, **common)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.store.close()
+
+
+def completion(index: int, text: str) -> Completion:
+    return Completion(index, text, (1, 2), (-0.1, -0.2), (PolicyVersion(epoch=0, step=0),), "stop")
+
+
+def test_one_group_by_hand(bench: Bench) -> None:
+    """Seeds 1 and 2 are filed; three samples: a copy of seed 2, new work, no code: 2 accepted, 1 rejected. The copy is
+    answered from the cache, and only the new kernel becomes an exemplar."""
+
+    async def go() -> list[SampleLeft]:
+        seeds = await bench.recorder.seed(TASK.id, "cpu")
+        assert [(event.name, event.outcome, event.speedup) for event in seeds] == [
+            ("slow", "accepted", 1.5), ("fast", "accepted", 1.5),
+        ]  # fmt: skip
+        await bench.recorder.open_group(GROUP)
+        texts = ["seed = 2  # mine", "fresh = 1", "? sorry"]
+        return [await bench.recorder.score(GROUP, completion(i, text), last=True) for i, text in enumerate(texts)]
+
+    copy, new, unreadable = asyncio.run(go())
+    assert (copy.outcome, copy.label) == ("accepted", "copy")
+    assert (new.outcome, new.label, new.policy_version, new.new_tokens) == ("accepted", "new", "0.0", 2)
+    assert (unreadable.outcome, unreadable.reason) == ("rejected", "contract")
+    assert bench.evaluated == ["seed = 1", "seed = 2", "fresh = 1"]
+    assert (bench.run.path / new.file).read_text() == "fresh = 1"
+    assert len(bench.store.top(TASK.content_hash, "cpu", 9)) == 3
+    stream = RunStream(bench.store, "r1")
+    stream.fence("learner")
+    [(_, group)] = stream.read_scored("learner", 9, 0)
+    assert [scored.edit_distance == 0.0 for scored in group.samples] == [bool(s.copy_of) for s in group.samples]
+    assert stream.ledger() == {
+        "dispatched": 3, "accepted": 2, "rejected": 1, "unscored": 0, "cancelled": 0, "in_flight": 0,
+    }  # fmt: skip
+
+
+def test_a_shown_exemplar_that_comes_back_is_a_copy_also_after_a_restart(bench: Bench) -> None:
+    async def go() -> SampleLeft:
+        await bench.recorder.seed(TASK.id, "cpu")
+        prompt = await bench.recorder.open_group(GROUP)
+        assert prompt.exemplar_hashes
+        shown = next(source for _, source in SEEDS if Candidate(source=source).content_hash in prompt.exemplar_hashes)
+        again = bench.fresh()
+        assert await again.open_group(GROUP) == prompt
+        await again.score(GROUP, completion(0, shown), last=True)
+        return (await again.recorded(GROUP))[0]
+
+    event = asyncio.run(go())
+    assert event.label == "copy"
+    assert event.edit_distance == 0.0
+
+
+def test_unscored_is_recorded_only_at_the_last_attempt(bench: Bench) -> None:
+    async def go() -> list[int]:
+        await bench.recorder.open_group(GROUP)
+        counts = []
+        for last in (False, True, True):
+            await bench.recorder.score(GROUP, completion(0, "lost"), last=last)
+            counts.append(len(await bench.recorder.recorded(GROUP)))
+        return counts
+
+    assert asyncio.run(go()) == [0, 1, 1]
+
+
+def test_given_up_and_cancelled_samples_complete_the_group(bench: Bench) -> None:
+    async def go() -> list[SampleLeft]:
+        await bench.recorder.open_group(GROUP)
+        await bench.recorder.give_up(GROUP, completion(0, "wrong"))
+        await bench.recorder.cancel(GROUP, [1, 2])
+        return await bench.recorder.recorded(GROUP)
+
+    assert [event.outcome for event in asyncio.run(go())] == ["unscored", "cancelled", "cancelled"]
+
+
+def test_a_task_too_large_for_its_seeds_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.recorder, "_tools", Tools(
+        bench.build_prompt, bench.read_source, lambda task: (("one", "huge"),), bench.evaluate
+    ))  # fmt: skip
+    with pytest.raises(PromptRefused) as caught:
+        asyncio.run(bench.recorder.seed(TASK.id, "cpu"))
+    assert caught.value.reason == "too_large"
+
+
+def test_a_confirmation_measures_the_file_by_the_full_protocol(bench: Bench) -> None:
+    async def go() -> Any:
+        await bench.recorder.open_group(GROUP)
+        event = await bench.recorder.score(GROUP, completion(0, "fresh = 1"), last=True)
+        return await bench.recorder.confirm(GROUP, event.sample_id)
+
+    confirmed = asyncio.run(go())
+    assert (confirmed.outcome, confirmed.ci_low) == ("accepted", 1.4)
+    assert bench.evaluated == ["fresh = 1", "fresh = 1"]
