@@ -199,7 +199,7 @@ class Pending(Fact):
 
 
 class TimerFacts(Fact):
-    """The worker's own timer against the judge's span, as natural logs of the speedup, and the reference's own state."""
+    """The worker's own timer against the judge's span, as natural logs of the speedup, and the reference's state."""
 
     turns: int = 0
     native_log: float = 0.0

@@ -1,9 +1,9 @@
 """The verdict: a pure function of facts and rules.
 
 Which reason a candidate with several faults gets is decided by `PRECEDENCE`: first what makes every later observation
-worthless (no candidate, forged messages, a tampered process), then how the worker ended, then what the outputs are, then
-what they say, then the clock, then policy, then luck. A proven fault stands above a failure of ours; a failure of ours
-above a missing measurement.
+worthless (no candidate, forged messages, a tampered process), then how the worker ended, then what the outputs are,
+then what they say, then the clock, then policy, then luck. A proven fault stands above a failure of ours; a failure
+of ours above a missing measurement.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def first_fault(facts: Facts, rules: Rules, on: Collection[str] = ALL_DEFENCES) 
 
 
 def judge(facts: Facts, rules: Rules, on: Collection[str] = ALL_DEFENCES) -> Verdict:
-    """The verdict on a finished evaluation: rejected for the first fault, unscored for a failure of ours, else accepted.
+    """The verdict on a finished evaluation: rejected for the first fault, unscored for a failure of ours, else
+    accepted.
 
     `on` are the names of the defences that were on. Facts without fault, failure and measurement are unscored
     (`evaluator_lost`): silence is never a success.

@@ -36,8 +36,9 @@ from evaluator.judgement.defences.base import Defence, Fault
 
 _MODULES = (
     output_type, output_dtype_shape, aliasing, output_lifetime, input_mutation, guard_bands, nan_masks, error_budget,
-    stale_result, whole_domain, parameter_tracking, every_call, determinism, degenerate_task, state_growth, pending_work,
-    stream_escape, timer_disagreement, channel_schema, early_exit, global_state, compile_wrapper, fallback, confirmation,
+    stale_result, whole_domain, parameter_tracking, every_call, determinism, degenerate_task, state_growth,
+    pending_work, stream_escape, timer_disagreement, channel_schema, early_exit, global_state, compile_wrapper,
+    fallback, confirmation,
 )  # fmt: skip
 
 DEFENCES: dict[str, Defence] = {module.DEFENCE.name: module.DEFENCE for module in _MODULES}

@@ -1,7 +1,7 @@
 """Aliasing: an output whose memory is an input, a parameter, another output or folded onto itself.
 
-Rests on `Facts.aliases` (overlaps of byte ranges) and on the strides in `Facts.outputs`. Yields `aliasing`, except where
-the reference's output aliases the same thing. Earlier results are `output_lifetime`'s. `overlapping` and
+Rests on `Facts.aliases` (overlaps of byte ranges) and on the strides in `Facts.outputs`. Yields `aliasing`, except
+where the reference's output aliases the same thing. Earlier results are `output_lifetime`'s. `overlapping` and
 `self_overlapping` are the arithmetic behind the facts.
 """
 

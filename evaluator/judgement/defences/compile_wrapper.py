@@ -1,7 +1,7 @@
 """Not a kernel: the formula handed to torch.compile, jit.script or jit.trace.
 
-Rests on `Facts.own_work.compilers`: something was compiled (jit.fork compiles nothing). Yields `fallback` where own work
-is asked for, else the label `compiler_wrapper`.
+Rests on `Facts.own_work.compilers`: something was compiled (jit.fork compiles nothing). Yields `fallback` where own
+work is asked for, else the label `compiler_wrapper`.
 """
 
 from __future__ import annotations

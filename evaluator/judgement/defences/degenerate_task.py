@@ -1,8 +1,8 @@
 """Degenerate tasks: an output that hardly depends on the input, so that a constant passes.
 
-Rests on `Facts.degenerate`, found by the adversaries at admission. Yields `constant_output` for a candidate whose output
-is bit-equal over inputs where the reference's differs, or ignores a NaN in the input that the reference lets through.
-The task stays runnable for candidates that compute.
+Rests on `Facts.degenerate`, found by the adversaries at admission. Yields `constant_output` for a candidate whose
+output is bit-equal over inputs where the reference's differs, or ignores a NaN in the input that the reference lets
+through. The task stays runnable for candidates that compute.
 """
 
 from __future__ import annotations

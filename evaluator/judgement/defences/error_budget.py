@@ -3,7 +3,8 @@
 Rests on `Facts.draws`, aspect `budget`: per tile, in maximum and RMS, against a small multiple of what the declared
 precision's own reference errs beside a float64 oracle. Yields `precision_downgrade` when every call of a kind is over
 budget and none by more than the reference's own half-precision path, else `incorrect`. Aspect `unwritten` (the output
-holds the evaluator's poison pattern) is `incorrect` as well. `loose` and `as_given` rules forgive what lies within 1e-2.
+holds the evaluator's poison pattern) is `incorrect` as well. `loose` and `as_given` rules forgive what lies within
+1e-2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Changed inputs: a candidate that writes into what it was given, so that both sides agree on less.
 
 Rests on `Facts.inputs_changed` (the expendable copies, compared after each turn with the server's own, outside the
-span) and `Facts.buffers_wrong`. Yields `input_mutation`, and `incorrect` for a buffer that the reference updates and the
-candidate does not.
+span) and `Facts.buffers_wrong`. Yields `input_mutation`, and `incorrect` for a buffer that the reference updates and
+the candidate does not.
 """
 
 from __future__ import annotations

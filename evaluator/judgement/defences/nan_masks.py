@@ -1,7 +1,7 @@
 """NaN as a wildcard: NaN or Inf where the reference has numbers, or numbers where it has NaN or Inf.
 
-Rests on `Facts.draws`, aspect `masks`: the places of NaN, +Inf and -Inf must be equal. Yields `incorrect`. The budget is
-held only where both sides are finite, so that this defence alone stands against a tensor of NaN.
+Rests on `Facts.draws`, aspect `masks`: the places of NaN, +Inf and -Inf must be equal. Yields `incorrect`. The budget
+is held only where both sides are finite, so that this defence alone stands against a tensor of NaN.
 """
 
 from __future__ import annotations
