@@ -87,7 +87,7 @@ def compare_leaf(output: torch.Tensor, expected: torch.Tensor, budget: LeafBudge
 def _surely_within(result: LeafComparison, chunk: Chunk, budget: LeafBudget) -> bool:
     """The quick path of right outputs, in their own precision: True only when no closer look could find a fault.
 
-    Any NaN, Inf or overflow makes a comparison false; underflow can only make the allowance of the largest error smaller.
+    Any NaN, Inf or overflow makes a comparison false; underflow can only shrink what the largest error is allowed.
     """
     got, wanted = chunk.parts
     if got.dtype != torch.float32 or wanted.dtype != torch.float32:
