@@ -1,0 +1,54 @@
+"""Forged clocks: the worker's own timer claims what the judge's span does not show.
+
+Rests on `Facts.timers`. The span ends when every output of the turn is in the reference server's memory and cannot be
+forged; the native timer is precise. Yields `forged_result` when the native speedup exceeds the span's by more than the
+span's own error, `timing_escape` when native times are missing or impossible. `limited` caps a speedup that the span
+cannot resolve.
+"""
+
+from __future__ import annotations
+
+import math
+
+from evaluator.judgement.defences.base import Defence, Fault
+from evaluator.judgement.facts import Facts
+from evaluator.judgement.rules import Rules
+
+DISAGREEMENT_FLOOR_LOG = math.log(1.05)
+"""Disagreement that calibration alone explains."""
+
+
+def disagrees(native_log: float, span_log: float, span_error_log: float) -> bool:
+    """Whether the native log speedup is larger than the span allows."""
+    return not (native_log - span_log <= max(DISAGREEMENT_FLOOR_LOG, 2 * span_error_log))
+
+
+def limited(native_log: float, span_log: float, span_error_log: float) -> tuple[float, bool]:
+    """The log speedup that may be claimed, and whether the span limited it.
+
+    The span has to resolve the gain: its error must be below a quarter of it, else the claim is capped at the largest
+    value that the span's interval allows. A claim of no gain needs no resolution.
+    """
+    if native_log <= 0 or span_error_log <= native_log / 4:
+        return native_log, False
+    cap = max(0.0, span_log + span_error_log)
+    return min(native_log, cap), native_log > cap
+
+
+def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
+    seen = facts.timers
+    detail = seen.model_dump(mode="json")
+    faults = []
+    if seen.turns and disagrees(seen.native_log, seen.span_log, seen.span_error_log):
+        message = (
+            f"The worker's timer claims {math.exp(seen.native_log):.2f}x, the judge's own clock shows "
+            f"{math.exp(seen.span_log):.2f}x."
+        )
+        faults.append(Fault("forged_result", "time", message, detail))
+    if seen.missing_turns:
+        message = f"The worker's timer gave no possible time in {seen.missing_turns} of {seen.turns} turns."
+        faults.append(Fault("timing_escape", "time", message, detail))
+    return faults
+
+
+DEFENCE = Defence("timer_disagreement", "timing lies", ("timers",), _find)

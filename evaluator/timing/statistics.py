@@ -1,0 +1,270 @@
+"""From paired turns to a speedup with an interval.
+
+Invariants: everything is in natural logs of t_reference / t_candidate until the end, so that a ratio and its inverse
+are treated alike; a pair is used or discarded as a whole; the interval's nominal coverage holds for looks that grow
+by half (anchors: 10 % trimmed mean, winsorised standard error, t quantile; simulated in the tests).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from evaluator.judgement.facts import TimerFacts
+from evaluator.timing.quantiles import t_quantile
+
+TRIM = 0.10
+"""Share of pairs trimmed at either end."""
+MIN_PLACEMENTS = 5
+"""Placements that an interval needs when it estimates their variance itself."""
+MIN_PLACEMENTS_WITH_HISTORY = 3
+MIN_HISTORY_DEGREES = 10
+"""Degrees of freedom from which the pooled variance of earlier A/A runs is used."""
+
+UNRESOLVED_LOG = 10.0
+"""Span error, in log units, where the span cannot tell the candidate's time from its own overhead."""
+
+Order = Literal["reference_first", "candidate_first"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One turn of each arm. Times are nanoseconds over the whole turn, per arm.
+
+    `reference_ns` and `candidate_ns` are the native timer's totals without the first call; the `burst` totals have it.
+    The `span` totals are the judge's own clock, the calibrated cost of taking the outputs away subtracted; 0 where a
+    protocol does not take spans. `spoiled` names why the pair is discarded (clocks, a stranger); empty for a good one.
+    """
+
+    placement: int
+    order: Order
+    calls: int
+    reference_ns: float
+    candidate_ns: float
+    reference_burst_ns: float = 0.0
+    candidate_burst_ns: float = 0.0
+    reference_span_ns: float = 0.0
+    candidate_span_ns: float = 0.0
+    spoiled: str = ""
+
+    @property
+    def log_ratio(self) -> float:
+        """Log of how many times faster the candidate's turn was."""
+        return math.log(self.reference_ns / self.candidate_ns)
+
+    @property
+    def possible(self) -> bool:
+        """Whether both native times are positive and finite."""
+        return all(math.isfinite(t) and t > 0 for t in (self.reference_ns, self.candidate_ns))
+
+
+IMPOSSIBLE = "impossible time"
+
+
+def checked(pair: Pair) -> Pair:
+    """The pair, spoiled when a native time is not positive and finite, so that no arithmetic meets such a time."""
+    return pair if pair.possible or pair.spoiled else replace(pair, spoiled=IMPOSSIBLE)
+
+
+@dataclass(frozen=True)
+class PlacementHistory:
+    """Variance of placement means beyond the pairs' own noise, in log units, pooled from A/A runs on a device type."""
+
+    variance_log: float
+    degrees: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A log speedup with the half-width of its interval."""
+
+    mean_log: float
+    half_width_log: float
+    degrees: float
+    pairs: int
+    placements: int
+    placement_sd_log: float
+    order_effect_log: float
+    """Mean log ratio of pairs with the reference first minus that of the others: health, not part of the interval."""
+
+    @property
+    def speedup(self) -> float:
+        return math.exp(self.mean_log)
+
+    @property
+    def low(self) -> float:
+        return math.exp(self.mean_log - self.half_width_log)
+
+    @property
+    def high(self) -> float:
+        return math.exp(self.mean_log + self.half_width_log)
+
+
+def trimmed_mean(values: Sequence[float], trim: float = TRIM) -> tuple[float, float, int]:
+    """Trimmed mean, its standard error from the winsorised variance, and the degrees of freedom (Yuen 1974).
+
+    Raises ValueError for fewer than two values.
+    """
+    n = len(values)
+    if n < 2:
+        raise ValueError("a trimmed mean with its error needs at least two values")
+    ordered = sorted(values)
+    cut = int(trim * n)
+    kept = n - 2 * cut
+    mean = math.fsum(ordered[cut : n - cut]) / kept
+    clipped = winsorised(values, trim)
+    return mean, math.sqrt(_variance(clipped) * (n - 1) / (kept * (kept - 1))), kept - 1
+
+
+def winsorised(values: Sequence[float], trim: float = TRIM) -> list[float]:
+    """The values in their order, the `trim` share at either end pulled in to the nearest kept value."""
+    ordered = sorted(values)
+    cut = int(trim * len(ordered))
+    low, high = ordered[cut], ordered[len(ordered) - cut - 1]
+    return [min(max(value, low), high) for value in values]
+
+
+def estimate(pairs: Sequence[Pair], confidence: float = 0.98, history: PlacementHistory | None = None) -> Estimate:
+    """The log speedup of the good pairs with its interval; raises ValueError for fewer than two good pairs.
+
+    Placements (fresh allocations) are a random effect. With enough history the variance of the mean is that of the
+    pairs plus the pooled placement variance over the number of placements; else it is the larger of the pairs' own and
+    the one between placement means, each with its own degrees of freedom.
+    """
+    good = [pair for pair in pairs if not pair.spoiled]
+    logs = [pair.log_ratio for pair in good]
+    mean, error, degrees = trimmed_mean(logs)
+    places = sorted({pair.placement for pair in good})
+    between, between_degrees = _between_placements(good)
+    variance, used = error**2, float(degrees)
+    if history is not None and history.degrees >= MIN_HISTORY_DEGREES:
+        variance += history.variance_log / len(places)
+    elif between > variance:
+        variance, used = between, float(between_degrees)
+    half = t_quantile((1 + confidence) / 2, max(1.0, used)) * math.sqrt(variance)
+    return Estimate(
+        mean_log=mean,
+        half_width_log=half,
+        degrees=used,
+        pairs=len(good),
+        placements=len(places),
+        placement_sd_log=math.sqrt(max(0.0, (between - error**2) * len(places))),
+        order_effect_log=_order_effect(good),
+    )
+
+
+def _between_placements(pairs: Sequence[Pair]) -> tuple[float, int]:
+    """Variance of the mean of placement means (winsorised pairs), and its degrees of freedom; 0 for one placement."""
+    n = len(pairs)
+    cut = int(TRIM * n)
+    groups: dict[int, list[float]] = {}
+    for pair, value in zip(pairs, winsorised([pair.log_ratio for pair in pairs]), strict=True):
+        groups.setdefault(pair.placement, []).append(value)
+    means = [math.fsum(group) / len(group) for group in groups.values()]
+    if len(means) < 2:
+        return 0.0, 1
+    shrink = n / (n - 2 * cut)
+    return _variance(means) * shrink**2 / len(means), len(means) - 1
+
+
+def _order_effect(pairs: Sequence[Pair]) -> float:
+    first = [pair.log_ratio for pair in pairs if pair.order == "reference_first"]
+    second = [pair.log_ratio for pair in pairs if pair.order == "candidate_first"]
+    if not first or not second:
+        return 0.0
+    return math.fsum(first) / len(first) - math.fsum(second) / len(second)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def placement_history(runs: Sequence[Sequence[Pair]]) -> PlacementHistory | None:
+    """Pools the placement variance of A/A runs (the reference against itself); None without two placements anywhere."""
+    total, degrees = 0.0, 0
+    for pairs in runs:
+        good = [pair for pair in pairs if not pair.spoiled]
+        places = len({pair.placement for pair in good})
+        if places < 2 or len(good) < 4:
+            continue
+        result = estimate(good)
+        total += result.placement_sd_log**2 * (places - 1)
+        degrees += places - 1
+    return PlacementHistory(total / degrees, degrees) if degrees else None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Whether untrimmed figures, the first calls included, agree with the estimate; else the lowest of them scores."""
+
+    agrees: bool
+    burst_log: float
+    untrimmed_log: float
+    scored_log: float
+
+
+def audit(pairs: Sequence[Pair], result: Estimate) -> Audit:
+    """Compares burst totals and the untrimmed mean with the trimmed estimate.
+
+    They agree when each lies within the estimate's half-width plus its own error at the same confidence (a t value of
+    2.5). What a candidate saves by being slow on dropped or trimmed calls is lost again here.
+    """
+    good = [pair for pair in pairs if not pair.spoiled]
+    logs = [pair.log_ratio for pair in good]
+    untrimmed = math.fsum(logs) / len(logs)
+    untrimmed_error = math.sqrt(_variance(logs) / len(logs))
+    burst, burst_error = _burst_ratio(good)
+    candidates = [(untrimmed, untrimmed_error), (burst, burst_error)]
+    apart = [log for log, error in candidates if abs(log - result.mean_log) > result.half_width_log + 2.5 * error]
+    return Audit(
+        agrees=not apart,
+        burst_log=burst,
+        untrimmed_log=untrimmed,
+        scored_log=min([result.mean_log, *apart]),
+    )
+
+
+def _burst_ratio(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """Log ratio of the summed bursts, and its standard error (delta method)."""
+    reference = [pair.reference_burst_ns or pair.reference_ns for pair in pairs]
+    candidate = [pair.candidate_burst_ns or pair.candidate_ns for pair in pairs]
+    total_reference, total_candidate = math.fsum(reference), math.fsum(candidate)
+    n = len(pairs)
+    parts = [r * n / total_reference - c * n / total_candidate for r, c in zip(reference, candidate, strict=True)]
+    return math.log(total_reference / total_candidate), math.sqrt(_variance(parts) / n)
+
+
+def timer_facts(pairs: Sequence[Pair], *, slowdown_log: float = 0.0, slowdown_error_log: float = 0.0) -> TimerFacts:
+    """The worker's native times against the judge's spans.
+
+    The span of a turn is its native burst plus an overhead that is measured on the reference arm, whose native time is
+    ours. Taken off the candidate's spans it leaves a candidate time that cannot be forged; the overhead's scatter, once
+    for the candidate's turns and once for the mean taken off, is its error.
+    """
+    good = [pair for pair in pairs if not pair.spoiled and pair.candidate_span_ns > 0]
+    facts = TimerFacts(
+        turns=len(good),
+        reference_slowdown_log=slowdown_log,
+        slowdown_error_log=slowdown_error_log,
+        missing_turns=sum(pair.spoiled == IMPOSSIBLE for pair in pairs),
+    )
+    if len(good) < 2:
+        return facts
+    overheads = [pair.reference_span_ns - (pair.reference_burst_ns or pair.reference_ns) for pair in good]
+    overhead, overhead_error, degrees = trimmed_mean(overheads)
+    reference = math.fsum(pair.reference_burst_ns or pair.reference_ns for pair in good)
+    claimed = math.fsum(pair.candidate_burst_ns or pair.candidate_ns for pair in good)
+    native = math.log(reference / claimed)
+    seen = math.fsum(pair.candidate_span_ns for pair in good) - overhead * len(good)
+    error_ns = t_quantile(0.99, degrees) * overhead_error * len(good) * math.sqrt(2)
+    if seen <= error_ns:
+        return facts.model_copy(update={"native_log": native, "span_log": native, "span_error_log": UNRESOLVED_LOG})
+    update = {
+        "native_log": native,
+        "span_log": math.log(reference / seen),
+        "span_error_log": error_ns / (seen - error_ns),
+    }
+    return facts.model_copy(update=update)
