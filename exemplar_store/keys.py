@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from exemplar_store.errors import StoreUsageError
 from tasks.records import Evaluation, Exemplar
@@ -78,7 +79,10 @@ class Shelf:
     def of(cls, record: Exemplar | Evaluation) -> Shelf:
         """The shelf a record belongs to."""
         protocol = record.protocol if isinstance(record, Evaluation) else record.measurement.protocol
-        return cls(record.device_type, record.precision, protocol)
+        return _shelf(record.device_type, record.precision, protocol)
+
+
+_shelf = lru_cache(maxsize=256)(Shelf)  # a store has few shelves, and inserts ask for them by the thousand
 
 
 @dataclass(frozen=True)

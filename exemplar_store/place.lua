@@ -9,9 +9,9 @@ end
 local function add(stats, shelf, bucket, count, micro)
   local field = shelf .. '|' .. bucket .. '|'
   redis.call('HINCRBY', stats, field .. 's', micro)
-  if redis.call('HINCRBY', stats, field .. 'n', count) <= 0 then
-    redis.call('HDEL', stats, field .. 'n', field .. 's')
-  end
+  local now = redis.call('HINCRBY', stats, field .. 'n', count)
+  if now <= 0 then redis.call('HDEL', stats, field .. 'n', field .. 's') end
+  return now
 end
 
 local function remove(exemplars, scores, stats, shelf, id, entry)
@@ -46,26 +46,24 @@ local function cut(exemplars, scores, stats, pins, shelf, low, high, caps)
   return gone
 end
 
--- a: shelf, id, speedup, micro-score, bucket, low, high, packed, replace, cap best, cap newest, cap random
+-- `filing` is one word each: shelf, id, speedup, micro-score, bucket, low, high, replace, cap best, newest, random.
 -- Answers new (1 or 0), the bucket the exemplar is in, how many the caps removed.
-local function place(exemplars, scores, stats, pins, a)
-  local shelf, id, bucket = a[1], a[2], a[5]
+local function place(exemplars, scores, stats, pins, filing, packed)
+  local a = {}
+  for word in string.gmatch(filing, '%S+') do a[#a + 1] = word end
+  local shelf, id, micro, bucket = a[1], a[2], a[4], a[5]
   local known = redis.call('HGET', exemplars, id)
-  if known then
-    if a[9] ~= '1' then
-      local _, stands = parse(known)
-      return 0, stands, 0
-    end
+  if known and a[8] ~= '1' then
+    local _, stands = parse(known)
+    return 0, stands, 0
   end
   -- The first write is one that a server without memory refuses: nothing has changed then.
   local seq = redis.call('HINCRBY', stats, 'seq', 1)
   if known then remove(exemplars, scores, stats, shelf, id, known) end
-  redis.call('HSET', exemplars, id, seq .. '|' .. bucket .. '|' .. a[4] .. '|' .. a[8])
+  redis.call('HSET', exemplars, id, seq .. '|' .. bucket .. '|' .. micro .. '|' .. packed)
   redis.call('ZADD', scores, a[3], id)
-  local field = shelf .. '|' .. bucket .. '|'
-  redis.call('HINCRBY', stats, field .. 's', a[4])
-  local count = redis.call('HINCRBY', stats, field .. 'n', 1)
-  local caps = {tonumber(a[10]), tonumber(a[11]), tonumber(a[12])}
+  local count = add(stats, shelf, bucket, 1, micro)
+  local caps = {tonumber(a[9]), tonumber(a[10]), tonumber(a[11])}
   local limit = caps[1] + caps[2] + caps[3]
   local gone = 0
   if limit > 0 and count > limit * 1.25 then

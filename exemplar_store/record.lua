@@ -16,9 +16,7 @@ redis.call('HINCRBY', KEYS[4], ARGV[4], 1)
 if ARGV[6] ~= '' then redis.call('HSET', KEYS[5], ARGV[6], ARGV[7]) end
 local new, bucket = 0, ''
 if #ARGV > 7 then
-  local rest = {}
-  for at = 8, #ARGV do rest[at - 7] = ARGV[at] end
-  new, bucket = place(KEYS[6], KEYS[7], KEYS[8], KEYS[9], rest)
+  new, bucket = place(KEYS[6], KEYS[7], KEYS[8], KEYS[9], ARGV[8], ARGV[9])
 end
 if left == size then redis.call('SADD', KEYS[3], ARGV[1]) end
 return {1, left, size, new, bucket}

@@ -7,7 +7,10 @@ each write is one script on one slot; nothing unscored is ever answered from the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, Self
@@ -127,19 +130,30 @@ class ExemplarStore:
         Raises StoreFull when the server has no room (nothing is written), StoreUsageError for a speedup or a name
         that cannot be filed.
         """
-        return self.insert_many([exemplar], replace=replace)[0]
+        self.register_task(exemplar.task_hash, exemplar.task_id)
+        call = ("insert", self.place_keys(exemplar), self.place_arguments(exemplar, replace=replace))
+        return self._insert_batch([call])[0]
 
     def insert_many(self, exemplars: Iterable[Exemplar], *, replace: bool = False) -> list[InsertResult]:
-        """Files many kernels, pipelined; each is atomic, the whole is not."""
+        """Files many kernels, pipelined; each is atomic, the whole is not.
+
+        While the server works on one batch the next one is packed.
+        """
         results: list[InsertResult] = []
-        batch: list[ScriptCall] = []
-        for exemplar in exemplars:
-            self.register_task(exemplar.task_hash, exemplar.task_id)
-            batch.append(("insert", self.place_keys(exemplar), self.place_arguments(exemplar, replace=replace)))
-            if len(batch) == PIPELINE_LENGTH:
-                results += self._insert_batch(batch)
-                batch = []
-        return results + self._insert_batch(batch)
+        with ThreadPoolExecutor(1) as sender:
+            in_flight: Future[list[InsertResult]] | None = None
+            for batch in _batches(exemplars, PIPELINE_LENGTH):
+                calls: list[ScriptCall] = []
+                for exemplar in batch:
+                    self.register_task(exemplar.task_hash, exemplar.task_id)
+                    filing = self.place_arguments(exemplar, replace=replace)
+                    calls.append(("insert", self.place_keys(exemplar), filing))
+                if in_flight is not None:
+                    results += in_flight.result()
+                in_flight = sender.submit(self._insert_batch, calls)
+            if in_flight is not None:
+                results += in_flight.result()
+        return results
 
     def draw(
         self,
@@ -250,21 +264,20 @@ class ExemplarStore:
             self.connection.call("HSETNX", self.keys.store("tasks"), task_hash, task_id)
             self._registered.add(task_hash)
 
-    def place_keys(self, exemplar: Exemplar) -> list[str]:
+    def place_keys(self, exemplar: Exemplar) -> Sequence[str]:
         """Keys of `place.lua`: exemplars, scores, stats, pins."""
-        shelf = Shelf.of(exemplar)
-        named = [self.keys.shelf(exemplar.task_hash, name, shelf) for name in ("exemplars", "scores")]
-        return [*named, *(self.keys.task(exemplar.task_hash, name) for name in ("stats", "pins"))]
+        return _place_keys(self.keys, exemplar.task_hash, Shelf.of(exemplar))
 
     def place_arguments(self, exemplar: Exemplar, *, replace: bool = False) -> list[Any]:
-        """Arguments of `place.lua`."""
+        """Arguments of `place.lua`: what it must know in words, and the packed exemplar."""
         index = self.bucketing.index(exemplar.speedup)
-        caps = self.config.caps
-        return [
-            str(Shelf.of(exemplar)), exemplar_id(exemplar.candidate_hash), repr(exemplar.speedup),
-            self.bucketing.micro_score(exemplar.speedup), index, *self.bounds(index), pack(exemplar.to_json()),
-            int(replace), caps.best, caps.newest, caps.random,
-        ]  # fmt: skip
+        low, high = self.bounds(index)
+        micro, caps = self.bucketing.micro_score(exemplar.speedup), self.config.caps
+        filing = (
+            f"{Shelf.of(exemplar)} {exemplar_id(exemplar.candidate_hash)} {exemplar.speedup!r} {micro} {index} {low} "
+            f"{high} {replace:d} {caps.best} {caps.newest} {caps.random}"
+        )
+        return [filing, pack(exemplar.model_dump_json())]
 
     def bounds(self, index: int) -> tuple[str, str]:
         """A bucket's range as the server's sorted sets write it: inclusive low, exclusive high."""
@@ -313,6 +326,18 @@ class ExemplarStore:
                 f"configuration asks for {ours['bucket_scale']} ones of {ours['bucket_width']}: set "
                 "store.bucket_scale and store.bucket_width to the store's, or use another namespace"
             )
+
+
+@lru_cache(maxsize=4096)
+def _place_keys(keys: Keys, task_hash: str, shelf: Shelf) -> tuple[str, ...]:
+    of_shelf = [keys.shelf(task_hash, name, shelf) for name in ("exemplars", "scores")]
+    return (*of_shelf, *(keys.task(task_hash, name) for name in ("stats", "pins")))
+
+
+def _batches(exemplars: Iterable[Exemplar], length: int) -> Iterator[list[Exemplar]]:
+    source = iter(exemplars)
+    while batch := list(islice(source, length)):
+        yield batch
 
 
 def read_entry(entry: bytes) -> Exemplar:

@@ -128,10 +128,10 @@ class RunStream:
             if outcome != "accepted" or exemplar.task_hash != task_hash:
                 raise StoreUsageError(f"sample {scored.sample.id} is {outcome}: it brings no exemplar of its task")
             placing = self.store.place_arguments(exemplar)
-            keys = self.store.place_keys(exemplar)
+            keys = list(self.store.place_keys(exemplar))
         else:
             keys = [self._keys.shelf(task_hash, name, shelf) for name in ("exemplars", "scores")]
-            keys += [self._keys.task(task_hash, name) for name in ("stats", "pins")]
+            keys = [*keys, *(self._keys.task(task_hash, name) for name in ("stats", "pins"))]
         sample = scored.sample
         status, left, size, new, bucket = self._connection.script(
             "record",
