@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exemplar_store.errors import StoreUsageError
-
 from deploy.config import Config
 from deploy.folder import RunFolder
 from deploy.graph.actors import CoordinatorActor, RecorderActor
@@ -24,6 +22,7 @@ from deploy.graph.placement import make_plan
 from deploy.graph.plan import RunPlan
 from deploy.graph.recorder import Rules, Tools
 from exemplar_store import ExemplarStore, RunStream
+from exemplar_store.errors import StoreUsageError
 from tasks.errors import KontrastError
 from tasks.integrity import check_integrity
 from tasks.records import Task
