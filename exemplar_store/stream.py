@@ -172,6 +172,22 @@ class RunStream:
                 totals[name.decode()] += int(count)
         return totals | {"in_flight": 2 * totals["dispatched"] - sum(totals.values())}
 
+    def group(self, group_id: str, task_hash: str) -> ScoredGroup | None:
+        """A group as it stands: its prompt and the samples that have left so far; None for one that was never opened,
+        or that a learner has acked."""
+        fields = self._connection.call("HGETALL", self._group(task_hash, group_id))
+        if fields:
+            return _assemble(group_id, self.run_id, fields)
+        start = "-"
+        while True:
+            page = self._connection.call("XRANGE", self._run("scored"), start, "+", "COUNT", _CLAIM_PAGE)
+            for entry_id, entry in page:
+                start = f"({entry_id.decode()}"
+                if entry[b"group"].decode() == group_id:
+                    return ScoredGroup.from_json(unpack(entry[b"packed"]))
+            if len(page) < _CLAIM_PAGE:
+                return None
+
     def relay(self) -> int:
         """Moves every complete group into `scored`, each once; how many this call moved. Anyone may call it."""
         return sum(self.relay_steps())

@@ -32,11 +32,11 @@ COMMANDS = {
 class LazyGroup(TyperGroup):
     """Subcommands by name; a module is imported when its command, or the list of all, is asked for."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # noqa: ARG002 - click's signature
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
         """Names in the order of the table."""
         return [name for name, module in COMMANDS.items() if importlib.util.find_spec(module) is not None]
 
-    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any | None:  # noqa: ARG002
+    def get_command(self, ctx: Any, cmd_name: str) -> Any | None:  # noqa: ARG002
         """The command by name, or None."""
         module = COMMANDS.get(cmd_name)
         if module is None or importlib.util.find_spec(module) is None:

@@ -26,6 +26,9 @@ class PromptRefused(Exception):
         super().__init__(message)
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[PromptRefused], tuple[str, str]]:
+        return PromptRefused, (self.reason, str(self))
+
 
 class WaitedTooLong(KontrastError):
     """A blocking call did not come back in the time that the configuration gives it."""

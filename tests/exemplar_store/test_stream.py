@@ -61,6 +61,27 @@ def test_an_old_coordinator_cannot_append(run: RunStream, store: ExemplarStore) 
     assert list(run.events()) == [{"n": 1}, {"n": 3}]
 
 
+def test_a_group_is_readable_until_it_is_acked(run: RunStream, make_prompt: Callable, make_scored: Callable) -> None:
+    """Never opened: None; open with one sample of two; relayed with both; acked: None again."""
+    task_hash = make_prompt("p").task_hash
+    assert run.group("p", task_hash) is None
+    fill(run, make_prompt, make_scored, "other")
+    run.open_group(make_prompt("p"), 2)
+    run.record(make_scored("p", 1))
+    standing = run.group("p", task_hash)
+    assert standing is not None
+    assert [scored.sample.index for scored in standing.samples] == [1]
+    run.record(make_scored("p", 0))
+    run.relay()
+    standing = run.group("p", task_hash)
+    assert standing is not None
+    assert standing.prompt == make_prompt("p")
+    assert len(standing.samples) == 2
+    run.fence("learner")
+    run.ack([entry for entry, _ in run.read_scored("learner", 9, 0)])
+    assert run.group("p", task_hash) is None
+
+
 def test_recording_moves_bucket_group_cache_and_ledger_together(
     run: RunStream, store: ExemplarStore, make_prompt: Callable, make_scored: Callable, exemplar_of: Callable
 ) -> None:

@@ -1,0 +1,90 @@
+"""The two actors that belong to the graph itself, thin around `Coordinator` and `Recorder`.
+
+Invariant: neither owns logic; both can be killed at any moment and be started again with the same arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.folder import RunFolder
+from deploy.graph.coordinator import Coordinator
+from deploy.graph.events import KernelConfirmed, SampleLeft, SeedEvaluated
+from deploy.graph.plan import RunPlan
+from deploy.graph.recorder import Completion, Recorder, Rules, Tools
+from deploy.graph.remote import remote_handles
+from deploy.graph.state import Group
+from exemplar_store import ExemplarStore, RunStream, StoreConfig
+from tasks.integrity import check_integrity
+from tasks.records import Prompt, Task
+
+
+class CoordinatorActor:
+    """Runs the loop; `run` may be called again on the actor that replaces a dead one."""
+
+    def __init__(
+        self, plan: RunPlan, location: str, store: StoreConfig, recorder: Any, generators: Sequence[Any], learner: Any,
+        source: str,
+    ) -> None:  # fmt: skip
+        check_integrity(source)
+        stream = RunStream(ExemplarStore.connect(location, store), plan.run_id)
+        self._coordinator = Coordinator(plan, remote_handles(stream, recorder, generators, learner))
+
+    async def run(self) -> str:
+        """Runs to the end; returns the closing status."""
+        return (await self._coordinator.run()).closed
+
+    async def stop(self) -> None:
+        """Asks the run to end in order."""
+        self._coordinator.stop()
+
+
+class RecorderActor:
+    """Serves prompts and records samples."""
+
+    def __init__(
+        self, run: Path, location: str, store: StoreConfig, tasks: Mapping[str, Task],
+        make_tools: Callable[[], Tools], rules: Rules, source: str,
+    ) -> None:  # fmt: skip
+        check_integrity(source)
+        self._recorder = Recorder(RunFolder(run), ExemplarStore.connect(location, store), tasks, make_tools(), rules)
+
+    async def open_group(self, group: Group) -> None:
+        """Opens a group; the prompt itself is fetched by `prompt`."""
+        await self._recorder.open_group(group)
+
+    async def prompt(self, group: Group) -> Prompt:
+        """The prompt of an open group."""
+        return await self._recorder.open_group(group)
+
+    async def recorded(self, group: Group) -> list[SampleLeft]:
+        """Events of what is on record."""
+        return await self._recorder.recorded(group)
+
+    async def cancel(self, group: Group, indices: Sequence[int]) -> None:
+        """Samples leave unevaluated."""
+        await self._recorder.cancel(group, indices)
+
+    async def score(self, group: Group, completion: Completion, *, last: bool) -> SampleLeft:
+        """Reads, evaluates and records one completion."""
+        return await self._recorder.score(group, completion, last=last)
+
+    async def give_up(self, group: Group, completion: Completion) -> SampleLeft:
+        """Records one completion as unscored."""
+        return await self._recorder.give_up(group, completion)
+
+    async def confirm(self, group: Group, sample_id: str) -> KernelConfirmed:
+        """Measures a kernel again."""
+        return await self._recorder.confirm(group, sample_id)
+
+    async def seed(self, task_id: str, device_type: str) -> list[SeedEvaluated]:
+        """Evaluates a task's seed kernels."""
+        return await self._recorder.seed(task_id, device_type)
+
+    async def ping(self) -> bool:
+        """True once the actor serves."""
+        await asyncio.sleep(0)
+        return True

@@ -1,0 +1,129 @@
+"""The Ray cluster of a run: joined where there is one, started here where there is none.
+
+Invariants: a cluster that was joined is left as it was found; a local one listens on loopback only and ends with this
+process; usage reporting stays off in every worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from deploy.config import Config
+from deploy.graph.placement import Node, Request
+from deploy.quiet import usage_reporting_off
+from tasks.errors import KontrastError
+
+OBJECT_STORE_BYTES = 512 * 2**20
+"""Of a cluster started here: completions and prompts are small, weights do not go through it."""
+PASSED_ON = ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "KONTRAST_KERNELBENCH", "KONTRAST_SHARED", "PYTHONPATH")
+
+
+class ClusterUnreachable(KontrastError):
+    """No Ray cluster answers where one was named."""
+
+    exit_code = 3
+
+
+def requests_of(config: Config) -> list[Request]:
+    """What the roles of a configuration ask for."""
+    cluster = config.cluster
+    requests = [
+        Request(
+            "evaluator", count, cluster.evaluator_cpus, 0.0 if device_type == "cpu" else cluster.evaluator_gpus,
+            "" if device_type == "cpu" else device_type, setting=f"evaluator.pool.{device_type}",
+        )
+        for device_type, count in config.evaluator.pool.items()
+    ]  # fmt: skip
+    requests.append(
+        Request(
+            "learner", cluster.learner_ranks, cluster.learner_cpus, cluster.learner_gpus, one_node=True,
+            setting="cluster.learner_ranks",
+        )
+    )  # fmt: skip
+    requests.append(
+        Request(
+            "generator", cluster.generators, cluster.generator_cpus, cluster.generator_gpus,
+            setting="cluster.generators",
+        )
+    )  # fmt: skip
+    return requests
+
+
+def named_address(config: Config, environment: Mapping[str, str]) -> str:
+    """The cluster to join; empty to start one here. A submitted job finds its cluster in RAY_ADDRESS."""
+    return config.cluster.address or environment.get("RAY_ADDRESS", "")
+
+
+@contextmanager
+def joined(config: Config) -> Iterator[Any]:
+    """Connects to the run's cluster and yields the module `ray`; raises ClusterUnreachable."""
+    environment = {
+        **usage_reporting_off(os.environ),
+        **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
+    }
+    import ray
+
+    address = named_address(config, os.environ)
+    common: dict[str, Any] = {
+        "namespace": "kontrast", "log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False,
+        "runtime_env": {"env_vars": environment},
+    }  # fmt: skip
+    try:
+        if address:
+            ray.init(address=address, **common)
+        else:
+            ray.init(
+                address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1", **common,
+            )  # fmt: skip
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise ClusterUnreachable(_unreachable(address, error)) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _unreachable(address: str, error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if "uthenticat" in str(error) or "token" in str(error).lower():
+        return (
+            f"The Ray cluster at {address} asks for a token ({first}): set RAY_AUTH_MODE=token and give the token by "
+            f"RAY_AUTH_TOKEN_PATH, as the head node's ~/.ray/auth_token holds it; see docs/cluster.md."
+        )
+    if address:
+        return f"No Ray cluster answers at {address} ({first}): check cluster.address and RAY_ADDRESS."
+    return f"Ray does not start on this machine ({first}): run kontrast doctor."
+
+
+def nodes_of(ray: Any) -> list[Node]:
+    """The living nodes of the connected cluster, with their whole resources and labels."""
+    return [
+        Node(
+            id=str(node.get("NodeManagerHostname") or node["NodeID"][:8]) + f"/{node['NodeID'][:6]}",
+            cpus=float(node["Resources"].get("CPU", 0.0)),
+            gpus=float(node["Resources"].get("GPU", 0.0)),
+            labels=tuple(sorted((node.get("Labels") or {}).items())),
+        )
+        for node in ray.nodes()
+        if node.get("Alive")
+    ]
+
+
+def local_node() -> Node:
+    """This machine as the only node, for `--dry-run` without a cluster; nothing is started for it."""
+    from deploy.observe.environment import describe_gpus
+
+    gpus = describe_gpus()
+    labels = ((("ray.io/accelerator-type", gpu_type(gpus[0]["name"])),)) if gpus else ()
+    return Node("this machine", float(len(os.sched_getaffinity(0))), float(len(gpus)), labels)
+
+
+def gpu_type(name: str) -> str:
+    """Ray's accelerator type of a driver's device name: `NVIDIA H100 80GB HBM3` -> `H100`."""
+    words = name.replace("-", " ").split()
+    return next((word for word in words if any(c.isdigit() for c in word)), words[-1] if words else "")

@@ -1,0 +1,75 @@
+"""Follows a run from outside: reads its stream, keeps `events.jsonl`, shows progress, writes the summary.
+
+Invariants: knows the run only by its events, so that a restarted coordinator is not even noticed; every event is
+written to `events.jsonl` once, in order, whatever was there before.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from deploy.folder import RunFolder
+from deploy.graph.events import Event, SampleLeft, event_from_dict
+from deploy.graph.plan import RunPlan
+from deploy.graph.state import RunState
+from deploy.observe import progress
+from deploy.observe.export import RunMetrics
+from deploy.observe.report import summarize
+
+Show = Callable[[progress.Progress], None]
+
+
+class Follower:
+    """The observer of one run."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        plan: RunPlan,
+        read: Callable[[int], Iterable[dict[str, Any]]],
+        show: Show,
+        *,
+        metrics: RunMetrics | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`read(n)` gives the stream's events from number n (0 is the first) on."""
+        self.state = RunState()
+        self._run, self._plan, self._read, self._show, self._clock = run, plan, read, show, clock
+        self._metrics = metrics
+        self._rate = progress.Rate()
+        self._started_s = clock()
+        self._seen = 0
+        self._written = sum(1 for _ in run.events.open()) if run.events.is_file() else 0
+
+    def catch_up(self) -> list[Event]:
+        """Takes in what is new in the stream; returns it."""
+        fresh: list[Event] = []
+        with self._run.events.open("a") as file:
+            for value in self._read(self._seen):
+                event = event_from_dict(value)
+                self._seen += 1
+                self.state.apply(event)
+                fresh.append(event)
+                if isinstance(event, SampleLeft):
+                    self._rate.add(event.at_s, event.new_tokens)
+                if self._seen > self._written:
+                    file.write(json.dumps(value, sort_keys=True) + "\n")
+                    self._written = self._seen
+        if self._metrics is not None:
+            self._metrics.update(self.state, fresh)
+        return fresh
+
+    def show(self) -> None:
+        """Shows the figures of this moment."""
+        self._show(
+            progress.measure(self.state, self._plan, started_s=self._started_s, now_s=self._clock(), rate=self._rate)
+        )
+
+    def summarize(self) -> dict[str, Any]:
+        """Writes `summary.json` and returns what it holds."""
+        summary = summarize(self.state, self._plan.targets) | {"seconds": round(self._clock() - self._started_s, 1)}
+        self._run.write_json("summary.json", summary)
+        return summary

@@ -1,0 +1,259 @@
+"""Whole runs on real Ray with small stand-ins for model and device: to the end, and through kill -9 of every role.
+
+The stand-ins use the real store and the real coordinator; what they replace is only what needs a model or a timer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.config import Config, load_config
+from deploy.folder import RunFolder
+from deploy.graph.events import CoordinatorStarted, Event, GroupFormed, SampleLeft, StepLearned, VersionPublished
+from deploy.graph.handles import Learned, Standing
+from deploy.graph.ledger import Ledger
+from deploy.graph.recorder import Completion, Tools
+from deploy.graph.run import Setting, Workers, execute
+from deploy.graph.state import RunState
+from deploy.observe.follow import Follower
+from exemplar_store import ExemplarStore, RunStream
+from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Prompt, Task
+
+pytestmark = pytest.mark.heavy
+TASKS = [Task(id=f"file:{name}", source=f"class Model: {name} = 1") for name in ("a", "b")]
+SETTINGS = [
+    "--evaluator.pool.cpu", "1", "--evaluator.protocol", "sequential", "--learner.steps", "3",
+    "--learner.grpo.groups_per_step", "2",
+    "--learner.grpo.max_staleness", "0", "--run.samples_per_group", "3", "--cluster.take_turns", "true",
+    "--cluster.generator_gpus", "0", "--cluster.learner_gpus", "0", "--cluster.generator_cpus", "0.1",
+    "--cluster.learner_cpus", "0.1", "--cluster.evaluator_cpus", "0.1", "--cluster.attempts", "5",
+]  # fmt: skip
+
+
+class FakeGenerator:
+    """Completions whose text names their sample."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.version = PolicyVersion()
+        Path(folder, f"generator-{os.getpid()}.pid").touch()
+
+    def load(self, version: PolicyVersion) -> None:
+        self.version = version
+
+    def draw(self, prompt: Prompt, indices: list[int]) -> Iterator[Any]:
+        for index in indices:
+            time.sleep(0.15)
+            yield index, 2, False
+            yield Completion(index, f"x = '{prompt.id}/{index}'", (1, 2), (-0.1, -0.2), (self.version,), "stop")
+
+
+class FakeEvaluator:
+    """Accepts everything after a moment."""
+
+    def __init__(self, folder: str) -> None:
+        Path(folder, f"evaluator-{os.getpid()}.pid").touch()
+
+    def evaluate(self, task: Task, candidate: Candidate, protocol: str) -> Evaluation:
+        time.sleep(0.1)
+        timing = Measurement(speedup=1.5, ci_low=1.4, ci_high=1.6, reference_ms=3, candidate_ms=2, pairs=20)
+        return Evaluation(
+            outcome="accepted", step="time", measurement=timing, task_id=task.id, task_hash=task.content_hash,
+            candidate_hash=candidate.content_hash, protocol=protocol,
+        )  # fmt: skip
+
+
+class FakeLearner:
+    """Trains nothing, but reads, checkpoints, resumes and publishes like the real one."""
+
+    def __init__(self, folder: str, location: str, run_id: str, per_step: int) -> None:
+        self.folder, self.per_step = Path(folder), per_step
+        Path(folder, f"learner-{os.getpid()}.pid").touch()
+        self.stream = RunStream(ExemplarStore.connect(location), run_id)
+        token = self.stream.fence("learner")
+        saved = self.folder / "learner.txt"
+        lines = saved.read_text().split("\n") if saved.is_file() else ["0"]
+        self.step, trained = int(lines[0]), [line for line in lines[1:] if line]
+        self.epoch = len(list(self.folder.glob("learner-*.pid"))) - 1
+        self.fates = dict.fromkeys(trained, "trained")
+        claimed = self.stream.claim_all(token, "learner")
+        self.stream.ack([entry for entry, group in claimed if group.id in self.fates])
+        self.waiting = [(entry, group) for entry, group in claimed if group.id not in self.fates]
+
+    def standing(self) -> Standing:
+        return Standing(self.epoch, self.step, dict(self.fates))
+
+    def learn(self, *, partial: bool) -> Learned:
+        self.waiting += self.stream.read_scored("learner", 100, 0)
+        time.sleep(0.5)
+        stepped = len(self.waiting) >= self.per_step or (partial and bool(self.waiting))
+        if stepped:
+            used, self.waiting = self.waiting[: self.per_step], self.waiting[self.per_step :]
+            self.step += 1
+            self.fates |= {group.id: "trained" for _, group in used}
+            (self.folder / "learner.tmp").write_text("\n".join([str(self.step), *self.fates]))
+            (self.folder / "learner.tmp").rename(self.folder / "learner.txt")
+            self.stream.ack([entry for entry, _ in used])
+        return Learned(self.standing(), stepped, {"loss": 0.5})
+
+    def publish(self, generators: list[Any]) -> VersionPublished:
+        import ray
+
+        version = PolicyVersion(epoch=self.epoch, step=self.step)
+        ray.get([generator.load.remote(version) for generator in generators])
+        return VersionPublished(epoch=self.epoch, step=self.step)
+
+    def checkpoint(self) -> None:
+        return None
+
+
+def make_tools(evaluator: Any) -> Tools:
+    async def evaluate(task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
+        import ray
+
+        for _ in range(20):
+            try:
+                return await evaluator.evaluate.remote(task, candidate, protocol)
+            except ray.exceptions.RayActorError:
+                time.sleep(0.3)
+        raise TimeoutError("no evaluator came back")
+
+    def build_prompt(task: Task, exemplars: Any, group: Any) -> Prompt:
+        return Prompt(
+            id=group.id, run_id=group.id.rsplit("-g", 1)[0], task_id=task.id, task_hash=task.content_hash,
+            device_type="cpu", text="Go.", exemplar_hashes=tuple(e.candidate_hash for e in exemplars),
+        )  # fmt: skip
+
+    return Tools(build_prompt, lambda text: (text, ""), lambda task: [("seed", "seed = 1")], evaluate)
+
+
+def make_workers(ray: Any, setting: Setting) -> Workers:
+    folder = str(setting.run.path)
+    again = {"num_cpus": 0.1, "max_restarts": -1, "max_task_retries": 0}
+    generator = ray.remote(FakeGenerator).options(**again).remote(folder)
+    evaluator = ray.remote(FakeEvaluator).options(**again).remote(folder)
+    learner = ray.remote(FakeLearner).options(**again).remote(
+        folder, setting.location, setting.run.run_id, setting.plan.groups_per_step
+    )  # fmt: skip
+    return Workers([generator], learner, lambda: make_tools(evaluator))
+
+
+@pytest.fixture(autouse=True)
+def _by_value() -> None:
+    """Ray's workers cannot import a test module: its classes travel with the call."""
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def run(folder: Path, act: Callable[[RunFolder, list[Event]], None] = lambda run, events: None) -> RunState:
+    """A whole run; `act` sees the run's new events about once a second."""
+    config: Config = load_config("cluster", SETTINGS)
+    run_folder = RunFolder(folder / "r1").create()
+    followers: list[Follower] = []
+
+    def follow(plan: Any, read: Any) -> Callable[[], object]:
+        follower = Follower(run_folder, plan, read, lambda figures: None)
+        followers.append(follower)
+
+        def watch() -> None:
+            act(run_folder, follower.catch_up())
+
+        return watch
+
+    execute(config, run_folder, TASKS, make_workers, follow)
+    state = followers[0].state
+    assert followers[0].summarize()["samples"] == state.ledger.samples.counts()
+    assert len(run_folder.events.read_text().splitlines()) > 10
+    return state
+
+
+def check(state: RunState) -> None:
+    """3 steps of 2 groups of 3 samples, both ledgers balanced."""
+    state.ledger.check()
+    assert state.closed == "finished"
+    assert state.step == 3
+    assert state.ledger.groups.counts()["trained"] == 6
+    assert state.ledger.samples.counts()["in_flight"] == 0
+
+
+def test_a_run_to_the_end(tmp_path: Path) -> None:
+    state = run(tmp_path)
+    check(state)
+    assert state.ledger.samples.counts()["accepted"] == 18
+    assert len(state.confirmed) == 2
+    assert sorted((tmp_path / "r1" / "kernels").rglob("*.py"))
+
+
+@pytest.mark.parametrize("role", ["generator", "evaluator", "learner", "coordinator", "recorder"])
+def test_a_run_goes_on_after_kill_9(tmp_path: Path, role: str) -> None:
+    """The role's process is killed once while it works; the run ends as if nothing had happened, and no process
+    is left."""
+    killed: list[int] = []
+
+    def act(folder: RunFolder, events: list[Event]) -> None:
+        due = {
+            "generator": lambda e: isinstance(e, GroupFormed) and e.group_id.endswith("g00002"),
+            "learner": lambda e: isinstance(e, StepLearned),
+        }.get(role, lambda e: isinstance(e, SampleLeft))
+        if killed or not any(due(event) for event in events):
+            return
+        for pid in pids(folder, role):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    state = run(tmp_path, act)
+    assert killed, "the role was never killed: the test proves nothing"
+    check(state)
+    for pid in killed:
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def pids(folder: RunFolder, role: str) -> list[int]:
+    """Processes of a role: stand-ins announce theirs by a file, the graph's actors are found by Ray's process title."""
+    announced = [int(path.stem.rpartition("-")[2]) for path in folder.path.glob(f"{role}-*.pid")]
+    if announced:
+        return [pid for pid in announced if Path(f"/proc/{pid}").exists()]
+    title = {"coordinator": "ray::CoordinatorActor", "recorder": "ray::RecorderActor"}[role]
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes().decode(errors="replace")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+            if command.startswith(title) and descends(parent):
+                found.append(int(entry.name))
+    return found
+
+
+def descends(pid: int) -> bool:
+    """True for a descendant of this process: other runs on the machine are left alone."""
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return False
+
+
+def test_a_second_coordinator_replays(tmp_path: Path) -> None:
+    """After a run, its stored events alone give the same ledgers."""
+    state = run(tmp_path)
+    with ExemplarStore.connect(tmp_path / "r1" / "store") as store:
+        from deploy.graph.events import event_from_dict
+
+        events = [event_from_dict(value) for value in RunStream(store, "r1").events()]
+    assert Ledger.replay(events).samples.counts() == state.ledger.samples.counts()
+    assert sum(isinstance(event, CoordinatorStarted) for event in events) == 1
