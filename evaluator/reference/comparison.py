@@ -168,6 +168,46 @@ def _note(result: LeafComparison, chunk: Chunk, tile: int, position: int, allowe
     result.allowed = allowed
 
 
+SAMPLED_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class TileErrors:
+    """Errors of tiles of one leaf: RMS and largest, the RMS of the reference's own values, and that of all of them."""
+
+    error_rms: torch.Tensor
+    error_max: torch.Tensor
+    tile_rms: torch.Tensor
+    leaf_rms: float
+
+
+def tile_errors(output: torch.Tensor, truth: torch.Tensor) -> TileErrors:
+    """Errors of an output beside a truth, in units that `compare_leaf` uses: the sizes are the output's own.
+
+    Of a leaf with many elements every n-th chunk is looked at. Elements that are not finite on both sides are left out.
+    """
+    every = max(1, -(-output.numel() // SAMPLED_ELEMENTS))
+    limit = max(1, min(output.numel(), SAMPLED_ELEMENTS) // 16)
+    columns: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    squares, count = 0.0, 0.0
+    for number, chunk in enumerate(chunks(output, truth, limit=limit)):
+        if number % every:
+            continue
+        got, wanted = chunk.parts[0].double(), chunk.parts[1].double()
+        error = got - wanted
+        if not bool(torch.isfinite(error).all()):
+            error, got = torch.where(torch.isfinite(error), error, 0.0), torch.where(torch.isfinite(error), got, 0.0)
+        size = _tile_rms(got, chunk.counts)
+        columns.append((_tile_rms(error, chunk.counts).cpu(), error.abs().amax(dim=1).cpu(), size.cpu()))
+        squares += float((size.square() * chunk.counts).sum())
+        count += float(chunk.counts.sum())
+    if not columns:
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return TileErrors(nothing, nothing, nothing, 0.0)
+    errors, largest, sizes = (torch.cat(column) for column in zip(*columns, strict=True))
+    return TileErrors(errors, largest, sizes, math.sqrt(squares / count))
+
+
 def rms(values: torch.Tensor) -> float:
     """Root mean square of the finite elements of a whole tensor, in chunks; 0 for an empty one."""
     total, count = 0.0, 0

@@ -1,0 +1,171 @@
+"""Admission of a task: its domain, its error budgets, and whether its output can tell right from wrong at all.
+
+Runs once per task and device, before any candidate; the result is JSON and can be cached under the task's hash.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from evaluator.judgement.facts import DrawKind
+from evaluator.reference.adversaries import (
+    CONSTANT_LIKE,
+    LOWER_PRECISION,
+    adversaries,
+    half_errors,
+    lower_precision,
+    passes,
+    poisoned,
+)
+from evaluator.reference.budget import ErrorBudget
+from evaluator.reference.comparison import compare_leaf, same_bits
+from evaluator.reference.domain import Domain, explore
+from evaluator.reference.oracle import Oracle, build_budget, find_exact_bits
+from evaluator.reference.parameters import usable_state
+from evaluator.reference.subject import Leaves, Subject
+from tasks.records.task import Precision
+
+SEEDS_BY_CALL_S = ((0.05, 3), (0.5, 2), (float("inf"), 1))
+"""Oracle seeds of each kind of draw, by the time of one reference call."""
+
+Randomness = Literal["none", "dropout", "inherent"]
+
+
+class Admission(BaseModel):
+    """What is known of a task before its first candidate."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    domain: Domain
+    budgets: tuple[ErrorBudget, ...]
+    passed: tuple[str, ...] = ()
+    """Adversaries that are within budget."""
+    degenerate: bool = False
+    """A constant, another call's output or shuffled rows pass: the output hardly depends on the input."""
+    precision_blind: bool = False
+    """The next lower precision passes the budget."""
+    output_constant: bool = False
+    """The reference's output is bit-equal over different inputs."""
+    poison_shows: bool = False
+    """NaN in the inputs changes the reference's output."""
+    repeats: bool = True
+    """The reference gives the same bits for the same inputs."""
+    randomness: Randomness = "none"
+    """`dropout`: random until its dropout modules are in eval mode, which they now are; `inherent`: random anyway."""
+    parameters_matter: bool = True
+    """Other parameters change the output by more than the budget; also True where there are none."""
+    reference_call_s: float = 0.0
+
+    def budget(self, kind: DrawKind) -> ErrorBudget:
+        """The budget of a kind of draw; raises KeyError for one that the task does not admit."""
+        for budget in self.budgets:
+            if budget.kind == kind:
+                return budget
+        raise KeyError(kind)
+
+
+def quieten(subject: Subject, inputs: Sequence[Any]) -> Randomness:
+    """Finds out whether the reference is random and, where dropout modules make it so, puts those into eval mode."""
+    if _same_over_seeds(subject, inputs):
+        return "none"
+    for module in subject.module.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.eval()
+    return "dropout" if _same_over_seeds(subject, inputs) else "inherent"
+
+
+def _same_over_seeds(subject: Subject, inputs: Sequence[Any]) -> bool:
+    return same_bits(subject.run(inputs, seed=1), subject.run(inputs, seed=2))
+
+
+def admit(
+    subject: Subject,
+    *,
+    secret: int,
+    precision: Precision = "fp32",
+    kinds: Sequence[DrawKind] | None = None,
+    seeds_per_kind: int | None = None,
+    oracle_limit_bytes: float = float("inf"),
+) -> Admission:
+    """Explores a task under secret seeds. `kinds` limits the kinds of draw (all that the task admits by default).
+
+    The subject's dropout modules are left in eval mode where they are what makes it random. Raises whatever the
+    reference raises on its own inputs: such a task cannot be judged.
+    """
+    rng = random.Random(f"admission/{secret}")
+    inputs = subject.draw(rng.getrandbits(62))
+    started = time.perf_counter()
+    outputs = subject.run(inputs)
+    call_s = time.perf_counter() - started
+    randomness = quieten(subject, inputs)
+    repeats = same_bits(subject.run(inputs), subject.run(inputs))
+    oracle = Oracle(subject, oracle_limit_bytes)
+    domain = _limited(explore(subject, rng.getrandbits(62)), kinds)
+    if kinds is None or "exact" in kinds:
+        domain = _with_exact(domain, find_exact_bits(subject, domain, rng.getrandbits(62), oracle))
+    count = seeds_per_kind or next(number for limit, number in SEEDS_BY_CALL_S if call_s <= limit)
+    budgets = [
+        build_budget(
+            subject, domain, kind, [rng.getrandbits(62) for _ in range(count)], precision=precision, oracle=oracle
+        )
+        for kind in domain.kinds
+    ]
+    outputs = subject.run(inputs)
+    half = half_errors(subject, inputs, outputs, precision)
+    budgets = [_with_half(budget, half) for budget in budgets]
+    other = subject.run(subject.draw(rng.getrandbits(62)))
+    passed = _passed(subject, inputs, outputs, other, budgets[0], precision)
+    return Admission(
+        domain=domain,
+        budgets=tuple(budgets),
+        passed=passed,
+        degenerate=any(name in CONSTANT_LIKE for name in passed) or same_bits(outputs, other),
+        precision_blind=LOWER_PRECISION in passed,
+        output_constant=same_bits(outputs, other),
+        poison_shows=not same_bits(outputs, subject.run(poisoned(inputs))),
+        repeats=repeats,
+        randomness=randomness,
+        parameters_matter=_parameters_matter(subject, inputs, budgets[0], rng.getrandbits(62)),
+        reference_call_s=call_s,
+    )
+
+
+def _limited(domain: Domain, kinds: Sequence[DrawKind] | None) -> Domain:
+    if kinds is None:
+        return domain
+    return domain.model_copy(update={"kinds": tuple(kind for kind in domain.kinds if kind in kinds)})
+
+
+def _with_exact(domain: Domain, bits: int) -> Domain:
+    if not bits:
+        return domain
+    return domain.model_copy(update={"kinds": (*domain.kinds, "exact"), "exact_bits": bits})
+
+
+def _with_half(budget: ErrorBudget, half: dict[str, float]) -> ErrorBudget:
+    leaves = [leaf.model_copy(update={"half_rms_rel": half.get(leaf.path, 0.0)}) for leaf in budget.leaves]
+    return budget.model_copy(update={"leaves": tuple(leaves)})
+
+
+def _passed(
+    subject: Subject, inputs: Sequence[Any], outputs: Leaves, other: Leaves, budget: ErrorBudget, precision: Precision
+) -> tuple[str, ...]:
+    lower = lower_precision(subject, inputs, precision)
+    answers = adversaries(outputs, other, lower)
+    return tuple(name for name, answer in answers.items() if passes(answer, outputs, budget))
+
+
+def _parameters_matter(subject: Subject, inputs: Sequence[Any], budget: ErrorBudget, seed: int) -> bool:
+    if not subject.module.state_dict():
+        return True
+    first, second = usable_state(subject, seed), usable_state(subject, seed + 1)
+    if first is None or second is None:
+        return True
+    one, other = dict(subject.run(inputs, first)), subject.run(inputs, second)
+    return any(compare_leaf(leaf, one[path], budget.leaf(path)).wrong for path, leaf in other)

@@ -1,0 +1,76 @@
+"""Draws of a module's state: random values for all parameters and buffers, in sane ranges.
+
+Invariants: integer and bool entries, and floating masks among the buffers, stay as they are; what is positive (running
+variances, scales of ones) is drawn positive; a draw follows from its seed alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from evaluator.reference.subject import Subject
+
+Style = Literal["near", "unit", "exact"]
+"""`near`: the spread that construction gave; `unit`: constants become values of order one; `exact`: small integers."""
+
+
+def draw_state(module: torch.nn.Module, seed: int, style: Style = "near") -> dict[str, torch.Tensor]:
+    """A whole state dict of random values on the module's device, for `load_state_dict`."""
+    generator = torch.Generator().manual_seed(seed % (1 << 63))
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    return {
+        name: _draw(value.detach(), generator, style, is_parameter=name in parameters)
+        for name, value in module.state_dict().items()
+    }
+
+
+def _draw(value: torch.Tensor, generator: torch.Generator, style: Style, *, is_parameter: bool) -> torch.Tensor:
+    if not value.is_floating_point() or value.numel() == 0 or not bool(torch.isfinite(value).all()):
+        return value.clone()
+    if not is_parameter and _is_mask(value):
+        return value.clone()
+    if style == "exact":
+        drawn = torch.randint(-1, 2, value.shape, generator=generator)
+        return drawn.to(value.device, value.dtype)
+    drawn = _like(value.cpu().double(), generator, style)
+    return drawn.to(value.device, value.dtype)
+
+
+def _like(value: torch.Tensor, generator: torch.Generator, style: Style) -> torch.Tensor:
+    constant = value.numel() == 1 or bool((value == value.flatten()[0]).all())
+    uniform = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+    normal = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+    if constant:
+        centre = float(value.flatten()[0])
+        if centre == 0:
+            return 0.5 * normal
+        if style == "unit" and abs(centre) != 1:
+            return normal if centre < 0 else 0.1 + uniform
+        return centre * (0.5 + uniform)
+    if bool((value > 0).all()):
+        return value.mean() * (0.5 + uniform)
+    return value.mean() + value.std() * normal
+
+
+def _is_mask(value: torch.Tensor) -> bool:
+    """Whether a buffer holds at most two values, zero among them, and both of them: a causal mask, for instance."""
+    values = torch.unique(value)
+    return values.numel() == 2 and bool((values == 0).any())
+
+
+def usable_state(subject: Subject, seed: int, style: Style = "near") -> dict[str, torch.Tensor] | None:
+    """A drawn state with which the reference stays finite, trying the style, then `near`; None where neither does."""
+    inputs = subject.draw(seed)
+    before = subject.run(inputs)
+    for chosen in dict.fromkeys((style, "near")):
+        state = draw_state(subject.module, seed, chosen)  # type: ignore[arg-type]
+        try:
+            outputs = subject.run(inputs, state)
+        except (RuntimeError, ValueError):
+            continue
+        pairs = zip(outputs, before, strict=True)
+        if all(bool((torch.isfinite(new) | ~torch.isfinite(old)).all()) for (_, new), (_, old) in pairs):
+            return state
+    return None
