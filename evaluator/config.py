@@ -1,0 +1,83 @@
+"""The evaluator's section of the configuration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.config import Section
+from tasks.records.evaluation import Protocol, RulesName
+
+SandboxLayer = Literal["user", "mount", "net", "ipc", "pid", "landlock", "seccomp"]
+
+
+class Deadlines(Section):
+    """How long the parts of an evaluation may take, in seconds."""
+
+    load_s: float = Field(default=30.0, gt=0)
+    """Importing the candidate and constructing its model, builds not counted."""
+    warm_s: float = Field(default=120.0, gt=0)
+    """The first call of a candidate, which may tune itself."""
+    call_s: float = Field(default=10.0, gt=0)
+    """One later call."""
+    candidate_s: float = Field(default=120.0, gt=0)
+    """The whole candidate, builds not counted."""
+    reference_s: float = Field(default=300.0, gt=0)
+    """Admission of a task in the reference server."""
+    start_s: float = Field(default=120.0, gt=0)
+    """Start of the zygote, which imports torch."""
+
+
+class SandboxConfig(Section):
+    """Isolation of the candidate's worker."""
+
+    layers: tuple[SandboxLayer, ...] = ("user", "mount", "net", "ipc", "pid", "landlock", "seccomp")
+    """Layers to try; those that the machine refuses are left out and missing in the record."""
+    allow_unsandboxed: bool = False
+    """Run candidates also where no layer at all is possible."""
+    scratch_mib: int = Field(default=512, ge=1)
+    """Size of the candidate's private folder."""
+
+
+class TimingConfig(Section):
+    """The paired timing."""
+
+    half_width: float = Field(default=0.02, gt=0, lt=1)
+    """Relative half-width of the speedup's interval at which `sequential` stops."""
+    reward_half_width: float = Field(default=0.03, gt=0, lt=1)
+    """The same for `reward`."""
+    confidence: float = Field(default=0.98, gt=0.5, lt=1)
+    """Nominal confidence of the interval."""
+    cap_s: float = Field(default=4.0, gt=0)
+    """Wall time after which a timing stops with the interval it has."""
+    placements: int = Field(default=5, ge=1)
+    """Fresh allocations that the pairs of a timing are spread over."""
+    confirm_above: float = Field(default=3.0, gt=1)
+    """A speedup above it is measured again on fresh seeds."""
+    confirm_agreement: float = Field(default=0.10, gt=0)
+    """Relative difference up to which a confirmation agrees when the intervals do not overlap."""
+
+
+class EvaluatorConfig(Section):
+    """The evaluator."""
+
+    protocol: Protocol = "sequential"
+    """Timing protocol: `sequential`, `reward` (cheap, for training) or `paper` (CUDA-L1's rules)."""
+    rules: RulesName = "strict"
+    """What the judge accepts; single rules are set in `rule`."""
+    rule: dict[str, str | int | float] = Field(default_factory=dict)
+    """Single rules that differ from the preset, such as `output_lifetime = "next_call"`."""
+    threads: int = Field(default=1, ge=1)
+    """Threads of each arm on CPU."""
+    memory_limit_mib: int = Field(default=4096, ge=64)
+    """Private resident memory at which a worker is ended."""
+    check_draws: int = Field(default=6, ge=2)
+    """Calls of the check on inputs as the task draws them."""
+    timing: TimingConfig = TimingConfig()
+    deadlines: Deadlines = Deadlines()
+    sandbox: SandboxConfig = SandboxConfig()
+    pool: dict[str, int] = Field(default_factory=dict)
+    """Number of evaluators per device type, such as `{H100 = 4, cpu = 1}`."""
+    lock_timeout_s: float = Field(default=600.0, gt=0)
+    """How long a timing waits for another evaluator's on the same device."""

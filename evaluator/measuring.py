@@ -1,0 +1,82 @@
+"""The steps `time` and `confirm`: exclusive paired timing under a protocol, every timed call compared.
+
+Invariants: only while the device's lock is held; the protocol decides order, calls, placements and the end; the claim is
+bounded by the judge's spans.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+from evaluator.bench import Bench, Draw, Ended
+from evaluator.judgement.facts import Confirmation
+from evaluator.timing import protocols
+from evaluator.timing.clock import calls_per_turn, pair_of
+from evaluator.timing.plans import Stop, TimingResult
+from evaluator.timing.statistics import timer_facts
+
+if TYPE_CHECKING:
+    from evaluator.config import EvaluatorConfig
+    from evaluator.device import Device
+    from evaluator.flow import Gate
+
+
+def settings(config: EvaluatorConfig, bench: Bench, slots: int, reload: bool) -> protocols.TimingSettings:
+    """The protocol's numbers for this task and candidate."""
+    timing = config.timing
+    call_ns = 1e9 * max(bench.observed.candidate_call_s, bench.reference.opened["call_ms"] / 1e3)
+    low, high = calls_per_turn(call_ns, slots)
+    half_width = timing.reward_half_width if config.protocol == "reward" else timing.half_width
+    return protocols.TimingSettings(
+        half_width=half_width, confidence=timing.confidence, cap_s=timing.cap_s, calls_low=low, calls_high=high,
+        reload=reload,
+    )  # fmt: skip
+
+
+def measure(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> TimingResult:
+    """Runs the protocol to its end; leaves measurement and timer facts in the observed. Raises Ended."""
+    reload = bench.observed.parameters == "loaded" and not bench.each
+    protocol = protocols.create(
+        config.protocol, random.Random(bench.secret()), settings(config, bench, slots, reload),
+        reference_ms=bench.reference.opened["call_ms"],
+    )  # fmt: skip
+    placement, impossible, begin = -1, 0, time.monotonic()
+    while not isinstance(plan := protocol.next(time.monotonic() - begin), Stop):
+        if plan.placement != placement:
+            bench.place(slots)
+            placement = plan.placement
+            _settle(bench)
+        if plan.reload:
+            bench.load_parameters(bench.secret())
+            _settle(bench)
+        draws = [Draw.fresh(bench.rng) for _ in range(min(plan.calls, slots))]
+        reference, candidate = bench.pair(draws, reference_first=plan.order == "reference_first")
+        impossible += not candidate.possible
+        protocol.feed(pair_of(reference, candidate, plan.placement, plan.order))
+        gate.pass_or_end()
+    result = protocol.result(device.type)
+    bench.observed.timers = timer_facts(_pairs(protocol))
+    return result
+
+
+def _pairs(protocol: Any) -> list[Any]:
+    return list(protocol.pairs)
+
+
+def _settle(bench: Bench) -> None:
+    """One untimed, compared call of each arm after memory or parameters have changed."""
+    bench.pair([Draw.fresh(bench.rng)], reference_first=True)
+
+
+def confirm(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> None:
+    """The same measurement again on fresh seeds and memory."""
+    timers = bench.observed.timers
+    again = measure(bench, gate, device, config, slots).measurement
+    bench.observed.confirmation = Confirmation(speedup=again.speedup, ci_low=again.ci_low, ci_high=again.ci_high)
+    if bench.observed.timers.missing_turns == 0:
+        bench.observed.timers = timers
+
+
+__all__ = ["Ended", "confirm", "measure"]

@@ -1,0 +1,160 @@
+"""Collects what is observed of one candidate while it is evaluated, and makes the judge's `Facts` of it.
+
+Invariant: things are only added; `facts()` can be asked for at any time, so that the first proven fault ends an
+evaluation early.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evaluator.judgement import CallLedger, CallResult, Facts
+from evaluator.judgement.facts import (
+    Alias,
+    CompileFacts,
+    Confirmation,
+    Degenerate,
+    Determinism,
+    Ending,
+    ExpectedLeaf,
+    GlobalState,
+    Growth,
+    Infrastructure,
+    LeafFacts,
+    OutputFacts,
+    OwnWork,
+    Pending,
+    ScreenFacts,
+    TimerFacts,
+)
+from evaluator.worker import schema
+from tasks.records import Measurement
+from tasks.records.evaluation import Step
+
+_MANY = 16
+
+
+class Observed:
+    """Mutable facts of one candidate."""
+
+    def __init__(self) -> None:
+        self.step: Step = "screen"
+        self.version = 0
+        self.screen = ScreenFacts()
+        self.compile = CompileFacts()
+        self.ending: Ending | None = None
+        self.channel_error = ""
+        self.parameters: Any = "loaded"
+        self.parameter_mismatch: tuple[str, ...] = ()
+        self.ledger = CallLedger()
+        self.determinism = Determinism()
+        self.degenerate = Degenerate()
+        self.growth = Growth()
+        self.pending = Pending()
+        self.timers = TimerFacts()
+        self.own_work = OwnWork()
+        self.global_state = GlobalState()
+        self.measurement: Measurement | None = None
+        self.span_limited = False
+        self.unstable = ""
+        self.confirmation: Confirmation | None = None
+        self.infrastructure: Infrastructure | None = None
+        self.random_reference = False
+        self.candidate_call_s = 0.0
+        self._outputs: dict[str, OutputFacts] = {}
+        self._aliases: dict[str, Alias] = {}
+        self._inputs_changed: set[str] = set()
+        self._guards_broken: set[str] = set()
+        self._buffers_wrong: set[str] = set()
+        self._expected: tuple[ExpectedLeaf, ...] = ()
+        self._expected_structure = "tensor"
+        self._reference_aliases: set[tuple[str, str]] = set()
+        self._base_rss = -1
+
+    def news(self) -> None:
+        """Something was added that may decide."""
+        self.version += 1
+
+    def processes_left(self, count: int) -> None:
+        """Processes of the candidate that were alive between calls."""
+        if count > self.pending.processes:
+            self.pending = self.pending.model_copy(update={"processes": count})
+            self.news()
+
+    def end(self, kind: Any, step: Step, detail: str) -> None:
+        """The worker ended; only the first ending counts."""
+        if self.ending is None:
+            self.ending = Ending(kind=kind, step=step, detail=detail[:1000])
+
+    def failed(self, answer: schema.Failed, step: Step) -> None:
+        """Candidate code raised."""
+        kind = "contract" if answer.kind == "NotAModel" else "exception"
+        where = f", line {answer.line}" if answer.line else ""
+        text = " ".join(answer.text.split())[:400]
+        self.end(kind, step, f"{answer.kind}: {text} (in {answer.stage}{where})")
+
+    def reference_ran(self, answer: dict[str, Any]) -> None:
+        """Describes the reference's own output, to compare the candidate's with."""
+        self._expected = tuple(ExpectedLeaf(**leaf) for leaf in answer["expected"])
+        self._expected_structure = answer["structure"]
+        self._reference_aliases |= {(alias["target"], alias["path"]) for alias in answer["aliases"]}
+
+    def compared(self, calls: list[CallResult | None], results: list[schema.Result], verdict: dict[str, Any]) -> None:
+        """Adds one compared burst."""
+        before = len(self._outputs), len(self._aliases), len(self._inputs_changed), len(self._guards_broken)
+        for call in calls:
+            if call is not None:
+                self.ledger.add(call)
+        for result in results:
+            self._add_output(result)
+            for alias in result.aliases:
+                self._add_alias(alias)
+        self._inputs_changed |= set(verdict["inputs_changed"])
+        self._guards_broken |= set(verdict["guards_broken"][:_MANY])
+        self._buffers_wrong |= set(verdict["buffers_wrong"][:_MANY])
+        after = len(self._outputs), len(self._aliases), len(self._inputs_changed), len(self._guards_broken)
+        if before != after or any(call is None or call.aspects for call in calls):
+            self.news()
+
+    def _add_output(self, result: schema.Result) -> None:
+        key = result.model_dump_json(exclude={"aliases"})
+        known = self._outputs.get(key)
+        if known is not None:
+            self._outputs[key] = known.model_copy(update={"calls": known.calls + 1})
+        elif len(self._outputs) < _MANY:
+            leaves = tuple(LeafFacts(**leaf.model_dump()) for leaf in result.leaves)
+            self._outputs[key] = OutputFacts(
+                structure=result.structure,
+                expected_structure=self._expected_structure,
+                leaves=leaves,
+                expected=self._expected,
+            )
+
+    def _add_alias(self, overlap: schema.Overlap) -> None:
+        too = (overlap.target, overlap.path) in self._reference_aliases
+        alias = Alias(target=overlap.target, path=overlap.path, other=overlap.other, reference_too=too)
+        if len(self._aliases) < _MANY:
+            self._aliases[alias.model_dump_json()] = alias
+
+    def memory(self, rss_bytes: int, calls: int) -> None:
+        """Private memory of the worker after `calls` more calls; the first reading is the base."""
+        if self._base_rss < 0:
+            self._base_rss = rss_bytes
+        grown = max(self.growth.host_bytes, rss_bytes - self._base_rss)
+        if grown > self.growth.host_bytes + (16 << 20):
+            self.news()
+        self.growth = self.growth.model_copy(update={"host_bytes": grown, "calls": self.growth.calls + calls})
+
+    def facts(self) -> Facts:
+        """Everything observed so far."""
+        return Facts(
+            step=self.step, screen=self.screen, compile=self.compile, ending=self.ending,
+            channel_error=self.channel_error, parameters=self.parameters, outputs=tuple(self._outputs.values()),
+            aliases=tuple(self._aliases.values()), inputs_changed=tuple(sorted(self._inputs_changed)),
+            buffers_wrong=tuple(sorted(self._buffers_wrong)), guards_broken=tuple(sorted(self._guards_broken)),
+            draws=self.ledger.tallies(), determinism=self.determinism, degenerate=self.degenerate, growth=self.growth,
+            pending=self.pending, timers=self.timers, own_work=self.own_work, global_state=self.global_state,
+            measurement=self.measurement, span_limited=self.span_limited, unstable=self.unstable,
+            confirmation=self.confirmation, infrastructure=self.infrastructure,
+            random_reference=self.random_reference,
+        )  # fmt: skip

@@ -1,0 +1,148 @@
+"""One placement: the arenas of both arms, where each call's tensors lie in them, poison and guard bands.
+
+Invariants: shared are only the candidate's input copies, its output slots and the parameters; the server's own inputs,
+its expected results and the snapshot that is judged have the same layout in private memory.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from evaluator.reference.comparison import Leaves
+from evaluator.reference.reference import Reference
+from evaluator.worker import burst, native
+from evaluator.worker.arena import GUARD_BYTES, Arena, Slot, layout
+from evaluator.worker.tree import TensorSpec, flatten
+
+POISON_BYTE = 0xFF
+"""NaN in every floating type."""
+
+
+class Placement:
+    """Arenas and layout; `make` replaces them all."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self.shared_inputs = self.private_inputs = self.shared_outputs = Arena.create(0)
+        self.expected = self.snapshot = self.parameters = self.shared_inputs
+        self._guard = b""
+        self._in: list[list[Slot]] = []
+        self._out: list[list[Slot]] = []
+        self._state: dict[str, Slot] = {}
+        self.argument_specs: list[Any] = []
+
+    @property
+    def bytes_per_call(self) -> int:
+        """Inputs and outputs of one call."""
+        return sum(self._reference.input_bytes) + sum(self._reference.output_bytes)
+
+    def make(self, count: int, rng: random.Random) -> list[int]:
+        """New arenas for `count` calls; returns the descriptors of inputs, outputs and parameters."""
+        reference = self._reference
+        arenas = (self.shared_inputs, self.private_inputs, self.shared_outputs, self.expected, self.snapshot)
+        for arena in {id(arena): arena for arena in (*arenas, self.parameters)}.values():
+            arena.close()
+        self._guard = rng.randbytes(GUARD_BYTES)
+        self._in, total_in = _per_call(reference.input_bytes, count, rng)
+        self._out, total_out = _per_call(reference.output_bytes, count, rng)
+        self.shared_inputs, self.private_inputs = Arena.create(total_in), Arena.create(total_in)
+        self.shared_outputs, self.expected = Arena.create(total_out), Arena.create(total_out)
+        self.snapshot = Arena.create(total_out)
+        self._place_state(rng)
+        for arena, calls in ((self.shared_inputs, self._in), (self.shared_outputs, self._out)):
+            for slot in (slot for call in calls for slot in call):
+                self._write_guards(arena, slot)
+        return [self.shared_inputs.descriptor, self.shared_outputs.descriptor, self.parameters.descriptor]
+
+    def _place_state(self, rng: random.Random) -> None:
+        state = self._reference.state()
+        arguments = flatten(self._reference.arguments, native.is_tensor).tensors
+        slots, total = layout([native.nbytes_of(tensor) for tensor in (*state.values(), *arguments)], rng)
+        self.parameters = Arena.create(total)
+        self._state = dict(zip(state, slots, strict=False))
+        self.argument_specs = [
+            self._write(self.parameters, tensor, slot) for tensor, slot in zip(arguments, slots[len(state) :], strict=True)
+        ]
+
+    def write_state(self, state: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Copies parameters and buffers into their arena; returns their specs by name."""
+        return {name: self._write(self.parameters, value, self._state[name]) for name, value in state.items()}
+
+    def write_call(self, index: int, inputs: list[Any]) -> dict[str, Any]:
+        """Puts one call's inputs into both input arenas and poisons its output slots; returns the call's wire form."""
+        flat = flatten(inputs, native.is_tensor)
+        specs = []
+        for tensor, slot in zip(flat.tensors, self._in[index], strict=True):
+            self._write(self.private_inputs, tensor, slot)
+            specs.append(self._write(self.shared_inputs, tensor, slot))
+        start = native.arena_start(self.shared_outputs)
+        for slot in self._out[index]:
+            native.memset(start + slot.offset, POISON_BYTE, slot.nbytes)
+        return {"tree": flat.form, "specs": specs, "slots": [[slot.offset, slot.nbytes] for slot in self._out[index]]}
+
+    def _write(self, arena: Arena, tensor: torch.Tensor, slot: Slot) -> list[Any]:
+        spec = native.spec_of(tensor, slot.offset)
+        burst.view(arena, spec).copy_(tensor)
+        return spec.to_wire()
+
+    def leaves(self, arena: Arena, index: int, rows: list[dict[str, Any]]) -> Leaves:
+        """Tensors over one call's output slots in `arena`, as the rows describe them."""
+        found = []
+        for row, slot in zip(rows, self._out[index], strict=True):
+            spec = TensorSpec(row["dtype"], tuple(row["shape"]), tuple(row["stride"]), slot.offset)
+            found.append((row["path"], burst.view(arena, spec)))
+        return found
+
+    def take_snapshot(self, calls: int) -> None:
+        """Copies the candidate's results of the first calls into private memory."""
+        source, target = native.arena_start(self.shared_outputs), native.arena_start(self.snapshot)
+        for slot in (slot for call in self._out[:calls] for slot in call):
+            native.memmove(target + slot.offset, source + slot.offset, slot.nbytes)
+
+    def changed_results(self, calls: int) -> int:
+        """Calls whose result differs from the snapshot."""
+        return sum(self._differ(self.shared_outputs, self.snapshot, call) for call in self._out[:calls])
+
+    def changed_inputs(self, calls: int) -> list[str]:
+        """Inputs whose shared copy differs from the server's own, by position."""
+        changed = set()
+        for call in self._in[:calls]:
+            for position, slot in enumerate(call):
+                if self._differ(self.shared_inputs, self.private_inputs, [slot]):
+                    changed.add(str(position))
+        return sorted(changed)
+
+    def _differ(self, first: Arena, second: Arena, slots: list[Slot]) -> bool:
+        one, other = native.arena_start(first), native.arena_start(second)
+        return any(native.memcmp(one + slot.offset, other + slot.offset, slot.nbytes) != 0 for slot in slots)
+
+    def poison_pattern(self, expected: Leaves) -> int:
+        """The poison as an unsigned integer of the first result's element size."""
+        return (1 << (8 * expected[0][1].element_size())) - 1 if expected else 0
+
+    def broken_guards(self) -> list[str]:
+        """Guard bands whose pattern changed."""
+        broken = []
+        for name, arena, calls in (
+            ("input", self.shared_inputs, self._in), ("output", self.shared_outputs, self._out),
+        ):  # fmt: skip
+            for index, slot in ((index, slot) for index, call in enumerate(calls) for slot in call):
+                end = slot.offset + slot.nbytes
+                if arena.memory[slot.offset - GUARD_BYTES : slot.offset] != self._guard:
+                    broken.append(f"{name} slot {index} before")
+                if arena.memory[end : end + GUARD_BYTES] != self._guard:
+                    broken.append(f"{name} slot {index} behind")
+        return broken
+
+    def _write_guards(self, arena: Arena, slot: Slot) -> None:
+        arena.memory[slot.offset - GUARD_BYTES : slot.offset] = self._guard
+        end = slot.offset + slot.nbytes
+        arena.memory[end : end + GUARD_BYTES] = self._guard
+
+
+def _per_call(sizes: list[int], count: int, rng: random.Random) -> tuple[list[list[Slot]], int]:
+    slots, total = layout(sizes * count, rng)
+    return [slots[i * len(sizes) : (i + 1) * len(sizes)] for i in range(count)], total

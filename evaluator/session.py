@@ -1,0 +1,148 @@
+"""The evaluator of one device: it owns the zygote, the warm reference server and one worker at a time."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from types import TracebackType
+from typing import Any, Self
+
+from evaluator.config import EvaluatorConfig
+from evaluator.device import Device, DeviceLock, open_device
+from evaluator.flow import Flow, ReferenceFailed
+from evaluator.timing.turns import Arm, ArmFault
+from evaluator.worker.process import Zygote
+from tasks.records import Candidate, Evaluation, Task
+
+
+class WarmReference:
+    """The reference server of one task."""
+
+    def __init__(self, arm: Arm, task: Task, opened: dict[str, Any]) -> None:
+        self.arm = arm
+        self.task = task
+        self.opened = opened
+
+    def ask(self, request: dict[str, Any], timeout_s: float = 60.0, descriptors: tuple[int, ...] = ()) -> Any:
+        """One request outside the timing; returns the turn. Raises ReferenceFailed."""
+        try:
+            turn = self.arm.take(request, timeout_s, descriptors)
+        except ArmFault as fault:
+            raise ReferenceFailed(f"the reference server failed: {fault}") from fault
+        if turn.answer.get("op") == "failed":
+            raise ReferenceFailed(f"{turn.answer['kind']} in the task's {turn.answer['stage']}: {turn.answer['text']}")
+        return turn
+
+
+class Evaluator:
+    """Evaluates candidates on one device; a context manager.
+
+    References stay warm per task, candidates are evaluated one after the other, and nothing is answered from an earlier
+    evaluation. `close` (or leaving the context) ends every process.
+    """
+
+    def __init__(self, device: str = "cpu", config: EvaluatorConfig | None = None) -> None:
+        self.config = config or EvaluatorConfig()
+        self.device: Device = open_device(device, self.config.threads)
+        self.lock = DeviceLock(self.device.lock_path)
+        self._zygote: Zygote | None = None
+        self._reference: WarmReference | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def evaluate(self, task: Task, candidate: Candidate, *, confirm: bool = False) -> Evaluation:
+        """Judges one candidate against one task; never raises for what the candidate does.
+
+        With `confirm` an accepted speedup is measured again on fresh seeds, as it is above `timing.confirm_above`.
+        """
+        return Flow(self, task, candidate, confirm=confirm).run()
+
+    def zygote(self) -> Zygote:
+        """The running zygote, started when there is none."""
+        if self._zygote is None or not self._zygote.alive():
+            self.close_processes()
+            self._zygote = Zygote(threads=self.config.threads, lock_descriptor=self.lock.descriptor)
+            self._zygote.start(self.config.deadlines.start_s)
+        return self._zygote
+
+    def reference(self, task: Task) -> WarmReference:
+        """The warm reference of a task; raises ReferenceFailed."""
+        if self._reference is not None and self._reference.task.content_hash == task.content_hash:
+            return self._reference
+        self.drop_reference()
+        settings = {"arm_cores": list(self.device.arm_cores), "judge_cores": list(self.device.judge_cores)}
+        arm = Arm(self.zygote().spawn_reference(settings), trusted=True)
+        arm.child.stop()
+        warm = WarmReference(arm, task, {})
+        source = memory_file(task.source)
+        try:
+            seed = secrets.randbits(48)
+            request = {"op": "open", "precision": task.precision, "mode": task.mode, "seed": seed}
+            warm.opened = warm.ask(request, self.config.deadlines.reference_s, (source,)).answer
+            warm.opened["construct_seed"] = seed
+        except ReferenceFailed:
+            arm.child.kill()
+            raise
+        finally:
+            os.close(source)
+        self._reference = warm
+        return warm
+
+    def zygote_alive(self) -> bool:
+        """Whether the zygote runs."""
+        return self._zygote is not None and self._zygote.alive()
+
+    def scratch(self) -> str:
+        """A folder for workers on machines without mount namespaces; empty until one is needed."""
+        return ""
+
+    def toolchain(self) -> dict[str, tuple[str, ...]]:
+        """What workers may read and execute beside the interpreter."""
+        return {}
+
+    def text_descriptor(self, text: str) -> int:
+        """A descriptor with the text, to be closed by the caller."""
+        return memory_file(text)
+
+    def drop_reference(self) -> None:
+        """Ends the reference server."""
+        if self._reference is not None:
+            self._reference.arm.child.kill()
+            self._reference = None
+
+    def close_processes(self) -> None:
+        """Ends all processes; the next evaluation starts new ones."""
+        self.drop_reference()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+    def close(self) -> None:
+        """Ends all processes and gives the device up."""
+        self.close_processes()
+        self.lock.close()
+
+
+def memory_file(text: str) -> int:
+    """A sealed descriptor with the text."""
+    descriptor = os.memfd_create("text", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(descriptor, text.encode())
+    return descriptor
+
+
+def evaluate(
+    task: Task, candidate: Candidate, *, device: str = "cpu", config: EvaluatorConfig | None = None
+) -> Evaluation:
+    """Measures one candidate against its task and says whether it is accepted, and at which speedup.
+
+    `device` is `cpu` or `cuda[:i]`. Starts the evaluator's processes and ends them again: for many candidates use
+    `Evaluator`, which keeps them. Raises UsageError for a device that is not there.
+    """
+    with Evaluator(device, config) as evaluator:
+        return evaluator.evaluate(task, candidate)

@@ -1,0 +1,79 @@
+"""Two clocks: the arm's native timer, precise but forgeable, and the judge's span, which is neither.
+
+A turn's span is its native burst plus what both arms pay alike: waking, reading the request, delivering the results,
+stopping. Times are nanoseconds; pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from evaluator.timing.statistics import Order, Pair
+
+TARGET_NS = 8e6
+"""Length of a burst, so that waking and stopping stay small beside it."""
+MAX_SLOTS = 64
+
+
+@dataclass(frozen=True)
+class ArmTurn:
+    """One turn of one arm: its K + 1 clock readings (first call included) and the judge's span."""
+
+    stamps_ns: tuple[int, ...]
+    span_ns: int
+
+    @property
+    def calls(self) -> int:
+        return len(self.stamps_ns) - 1
+
+    @property
+    def burst_ns(self) -> int:
+        """All calls."""
+        return self.stamps_ns[-1] - self.stamps_ns[0]
+
+    @property
+    def counted_ns(self) -> int:
+        """The calls after the first; all of a turn of one call."""
+        return self.stamps_ns[-1] - self.stamps_ns[1 if self.calls > 1 else 0]
+
+    @property
+    def possible(self) -> bool:
+        """Whether the readings grow and fit into the span."""
+        steps = zip(self.stamps_ns, self.stamps_ns[1:], strict=False)
+        return all(before < after for before, after in steps) and self.burst_ns <= self.span_ns
+
+
+def pair_of(reference: ArmTurn, candidate: ArmTurn, placement: int, order: Order) -> Pair:
+    """The two turns as the statistics take them; a candidate whose readings are impossible is timed by its span."""
+    believed = candidate.possible
+    return Pair(
+        placement=placement, order=order, calls=max(1, reference.calls - 1), reference_ns=reference.counted_ns,
+        candidate_ns=candidate.counted_ns if believed else candidate.span_ns, reference_burst_ns=reference.burst_ns,
+        candidate_burst_ns=candidate.burst_ns if believed else candidate.span_ns,
+        reference_span_ns=reference.span_ns, candidate_span_ns=candidate.span_ns,
+    )  # fmt: skip
+
+
+def calls_per_turn(call_ns: float, slots: int) -> tuple[int, int]:
+    """Smallest and largest number of calls of a turn whose arms take `call_ns` each.
+
+    About 8 ms a turn within the arena's slots; at least two, since the first call is dropped.
+    """
+    wanted = TARGET_NS / max(call_ns, 1.0)
+    most = max(2, min(slots, math.ceil(1.5 * wanted)))
+    return max(2, min(most, math.floor(0.75 * wanted))), most
+
+
+def slots_for(bytes_per_call: int, leaves: int, free_bytes: int) -> int:
+    """How many calls' inputs and outputs the arenas hold: 0 when not even two fit.
+
+    Five copies exist at once (two of the inputs, three of the outputs, counted in full), in a quarter of the free
+    memory; beyond two slots at most 256 MiB are spent.
+    """
+    share = free_bytes // 4
+    each = max(1, 3 * bytes_per_call)
+    if 2 * each > share:
+        return 0
+    wanted = min(MAX_SLOTS, 256 // max(1, leaves), max(2, (256 << 20) // each))
+    return int(max(2, min(wanted, share // each)))

@@ -1,0 +1,89 @@
+"""Arms and turns: who may run now, for how long, and what the judge saw of it.
+
+Invariants: an arm is stopped whenever it has no turn; a turn begins only when the other arm is seen stopped, and its span
+ends when every thread of the arm is seen stopped again, so that nothing the arm says can shorten it; each request has
+one deadline, and memory is watched while the judge waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evaluator.worker import wire
+from evaluator.worker.process import Child, ProcessLost
+
+_WATCH_S = 0.05
+
+
+class ArmFault(RuntimeError):
+    """An arm did not answer its request; `kind` is a word of `Ending.kind` or `forged`."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answered request: the answer, and the judge's span from the go to the confirmed stop."""
+
+    answer: dict[str, Any]
+    descriptors: list[int]
+    span_ns: int
+
+
+class Arm:
+    """A child process that works only in its turns."""
+
+    def __init__(self, child: Child, *, trusted: bool, memory_limit_bytes: int | None = None) -> None:
+        self.child = child
+        self.trusted = trusted
+        self._limit = memory_limit_bytes
+        self.peak_rss_bytes = 0
+
+    def take(self, request: dict[str, Any], timeout_s: float, descriptors: Sequence[int] = ()) -> Turn:
+        """Gives the arm one turn for one request. Raises ArmFault; the arm must then be killed."""
+        channel = self.child.channel
+        try:
+            wire.send(channel, request, descriptors)
+            begin_ns = time.perf_counter_ns()
+            self.child.resume()
+            answer, received = self._await(timeout_s)
+            end_ns = self.child.stop()
+        except (wire.WireClosed, ProcessLost) as error:
+            raise self._death() from error
+        except wire.WireForged as error:
+            raise ArmFault("forged", str(error)) from error
+        return Turn(answer, received, end_ns - begin_ns)
+
+    def _await(self, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                if self.trusted:
+                    return wire.receive_trusted(self.child.channel, min(_WATCH_S, max(left, 0.0)))
+                return wire.receive(self.child.channel, min(_WATCH_S, max(left, 0.0))), []
+            except wire.WireTimeout:
+                if left <= 0:
+                    raise ArmFault("deadline", f"no answer within {timeout_s:g} s") from None
+                self.watch()
+
+    def watch(self) -> int:
+        """Reads the arm's private memory; raises ArmFault above the limit."""
+        rss = self.child.rss_bytes()
+        self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
+        if self._limit is not None and rss > self._limit:
+            raise ArmFault("memory_limit", f"{rss >> 20} MiB of memory, over the limit of {self._limit >> 20} MiB")
+        return rss
+
+    def _death(self) -> ArmFault:
+        code = self.child.poll_exit(0.5)
+        if code is None:
+            return ArmFault("exit", "ended early")
+        if code < 0:
+            return ArmFault("signal", f"ended by signal {-code}")
+        return ArmFault("exit", f"ended early with exit code {code}")

@@ -1,0 +1,214 @@
+"""What a candidate worker does after it was isolated: load, warm, sealed; one request at a time.
+
+Invariants: every request of the judge gets exactly one answer, in order; candidate code runs only inside a request;
+whatever it raises, BaseException included, becomes an answer `failed` that names stage, kind and place. Nothing of the
+project stays importable for the candidate, and nothing here is secret.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable
+from socket import socket
+from typing import Any
+
+import torch
+
+from evaluator.worker import burst, confine, native, trace, tripwire, wire
+from evaluator.worker.arena import Arena
+from evaluator.worker.tree import TensorSpec, unflatten
+
+_TEXT_LIMIT = 4000
+_FILE = "candidate.py"
+
+Handler = Callable[[dict[str, Any], list[int]], dict[str, Any]]
+
+
+class NotAModel(TypeError):
+    """`ModelNew(...)` made something else than a torch.nn.Module."""
+
+
+class Worker:
+    """State of one worker: the candidate's model, the arenas, the results that a caller would still hold."""
+
+    def __init__(self) -> None:
+        self._inputs = self._outputs = self._parameters = Arena.create(0)
+        self._model: Any = None
+        self._earlier: list[burst.Range] = []
+        self._held: list[tuple[Any, list[list[int]]]] = []
+        self._trace = trace.CallTrace(_path())
+        self._compilers = trace.CompilerWatch()
+        self._functions = tripwire.functions()
+        self._settings = tripwire.settings()
+
+    def load(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Runs the candidate's source as a module; answers whether it defines the class `ModelNew`."""
+        text = read_text(descriptors[0])
+        module = types.ModuleType("candidate")
+        module.__file__ = _path()
+        sys.modules["candidate"] = module
+        with open(_FILE, "w") as file:  # inspect.getsource and compilers of annotated functions read it
+            file.write(text)
+        exec(compile(text, module.__file__, "exec"), module.__dict__)
+        return {"op": "loaded", "defined": isinstance(module.__dict__.get("ModelNew"), type)}
+
+    def construct(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Makes `ModelNew(*arguments)`; answers names, dtypes and shapes of its state."""
+        tensors = [burst.view(self._parameters, TensorSpec.from_wire(spec)).clone() for spec in request["specs"]]
+        torch.manual_seed(int(request["seed"]))
+        model = sys.modules["candidate"].__dict__["ModelNew"](*unflatten(request["tree"], tensors))
+        if not isinstance(model, torch.nn.Module):
+            raise NotAModel(f"ModelNew made a {type(model).__name__}, not a torch.nn.Module")
+        model.to(native.DTYPES[request["dtype"]])
+        model.train(bool(request["train"]))
+        self._model = model
+        return {"op": "constructed", "state": {name: _entry(value) for name, value in model.state_dict().items()}}
+
+    def map(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Takes new arenas: inputs, outputs, parameters."""
+        self._held, self._earlier = [], []
+        for arena in (self._inputs, self._outputs, self._parameters):
+            arena.close()
+        self._inputs, self._outputs, self._parameters = (Arena.attach(number) for number in descriptors)
+        return {"op": "mapped"}
+
+    def parameters(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Loads the state that lies in the parameter arena, in place."""
+        entries = request["entries"].items()
+        state = {name: burst.view(self._parameters, TensorSpec.from_wire(spec)) for name, spec in entries}
+        missing, unexpected = self._model.load_state_dict(state, strict=False)
+        return {"op": "took", "missing": [str(name) for name in missing], "unexpected": [str(n) for n in unexpected]}
+
+    def run(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """One burst: K calls, then delivery of every result.
+
+        With `hold` the results stay alive until another burst without it, as a caller's would. With `each` a result
+        is delivered before the next call, for rules under which it dies there.
+        """
+        calls = burst.read_calls(self._inputs, request["calls"])
+        delivery = burst.Delivery(self._outputs, self._inputs, self._model)
+        if request["each"]:
+            return self._run_each(calls, request, delivery)
+        results, stamps = burst.run_burst(self._model, calls)
+        earlier = list(self._earlier)
+        answers = []
+        for result, call in zip(results, request["calls"], strict=True):
+            answers.append(delivery.deliver(result, call["slots"], earlier))
+        if request["hold"]:
+            self._earlier = earlier
+            self._held += [(result, call["slots"]) for result, call in zip(results, request["calls"], strict=True)]
+        else:
+            self._held, self._earlier = [], []
+        return {"op": "ran", "stamps": stamps, "results": answers}
+
+    def _run_each(
+        self, calls: list[list[Any]], request: dict[str, Any], delivery: burst.Delivery
+    ) -> dict[str, Any]:
+        answers, stamps = [], [0]
+        for inputs, call in zip(calls, request["calls"], strict=True):
+            (result,), (begin, end) = burst.run_burst(self._model, [inputs])
+            stamps.append(stamps[-1] + end - begin)
+            answers.append(delivery.deliver(result, call["slots"], []))
+        return {"op": "ran", "stamps": stamps, "results": answers}
+
+    def redeliver(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Delivers the results that are still held once more: they may have changed since."""
+        delivery = burst.Delivery(self._outputs)
+        for result, slots in self._held:
+            delivery.deliver(result, slots, [])
+        return {"op": "redelivered"}
+
+    def trace(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Runs the calls one by one under a tracer; results are dropped."""
+        for inputs in burst.read_calls(self._inputs, request["calls"]):
+            with torch.no_grad():
+                self._trace.run(lambda inputs=inputs: self._model(*inputs))
+        return {"op": "traced", **self._trace.report()}
+
+    def inspect(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """What the candidate changed in its process, and the compilers that it used."""
+        replaced, settings = tripwire.replaced(self._functions), tripwire.changed_settings(self._settings)
+        return {"op": "inspected", "replaced": replaced, "settings": settings, "compilers": self._compilers.used()}
+
+    def seal(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """No new programs and processes from here on."""
+        if request["filter"]:
+            confine.seal()
+        return {"op": "sealed"}
+
+
+OPERATIONS = ("load", "construct", "map", "parameters", "run", "redeliver", "trace", "inspect", "seal")
+
+
+def _path() -> str:
+    return os.path.join(os.getcwd(), _FILE)
+
+
+def _entry(value: torch.Tensor) -> dict[str, Any]:
+    spec = native.spec_of(value)
+    return {"dtype": spec.dtype, "shape": list(spec.shape)}
+
+
+def work(channel: socket, settings: dict[str, Any]) -> None:
+    """Serves the judge's requests until it closes the channel."""
+    worker = Worker()
+    handlers: dict[str, Handler] = {
+        name: getattr(worker, name) for name in OPERATIONS
+    }
+    send, receive = wire.send, wire.receive_trusted
+    forget_project(str(settings.get("root", "")))
+    while True:
+        try:
+            request, descriptors = receive(channel)
+        except wire.WireClosed:
+            return
+        try:
+            answer = handlers[request["op"]](request, descriptors)
+        except BaseException as error:  # noqa: BLE001  the candidate may raise anything at all
+            answer = failure(request["op"], error)
+        for number in descriptors if request["op"] != "map" else ():
+            os.close(number)
+        try:
+            send(channel, answer)
+        except ValueError:
+            send(
+                channel,
+                {"op": "failed", "stage": request["op"], "kind": "Answer", "text": "answer too large", "line": 0},
+            )
+
+
+def forget_project(root: str) -> None:
+    """Takes the project off the import path and out of the module table."""
+    sys.path[:] = [entry for entry in sys.path if entry and os.path.realpath(entry) != root]
+    os.environ.pop("PYTHONPATH", None)
+    for name in [
+        name for name in sys.modules if name.split(".")[0] in ("evaluator", "tasks", "__main__", "__mp_main__")
+    ]:
+        del sys.modules[name]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+
+
+def failure(stage: str, error: BaseException) -> dict[str, Any]:
+    """What went wrong in candidate code, in plain values."""
+    line = 0
+    trace = error.__traceback__
+    while trace is not None:
+        if os.path.basename(trace.tb_frame.f_code.co_filename) == _FILE:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError):
+        line = error.lineno or line
+    try:
+        text = str(error)[:_TEXT_LIMIT]
+    except BaseException:  # noqa: BLE001  __str__ is candidate code as well
+        text = ""
+    text = text.encode("utf-8", "replace").decode()
+    return {"op": "failed", "stage": stage, "kind": type(error).__name__[:80], "text": text, "line": line}
+
+
+def read_text(descriptor: int) -> str:
+    """All text of a file descriptor, which stays open."""
+    data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    return data.decode()

@@ -1,0 +1,69 @@
+"""What a candidate changed in its own process: functions that are no longer the same object, settings that differ at rest.
+
+Invariant: a tripwire only. What it finds is reported and judged; nothing rests on its silence, since clock, comparison
+and reference live in other processes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import json
+import pickle
+import time
+import timeit
+from typing import Any
+
+import torch
+import torch.nn.functional
+import torch.testing
+
+_WATCHED: dict[str, Any] = {
+    "torch": torch, "torch.nn.functional": torch.nn.functional, "torch.testing": torch.testing,
+    "torch.Tensor": torch.Tensor, "torch.nn.Module": torch.nn.Module, "torch.cuda": torch.cuda, "time": time,
+    "timeit": timeit, "json": json, "pickle": pickle, "gc": gc, "builtins": builtins,
+}  # fmt: skip
+_LIMIT = 40
+
+Snapshot = dict[str, dict[str, Any]]
+
+
+def functions() -> Snapshot:
+    """The callables of the watched modules and classes, by name."""
+    return {place: _callables(owner) for place, owner in _WATCHED.items()}
+
+
+def _callables(owner: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(owner).items() if callable(value)}
+
+
+def replaced(before: Snapshot) -> list[str]:
+    """Names whose object is another one now; at most 40."""
+    found = []
+    for place, known in before.items():
+        now = vars(_WATCHED[place])
+        found += [f"{place}.{name}" for name, value in known.items() if now.get(name) is not value]
+    return found[:_LIMIT]
+
+
+def settings() -> dict[str, str]:
+    """Global settings of torch that change what others compute, or how fast."""
+    values: dict[str, Any] = {
+        "torch.num_threads": torch.get_num_threads(),
+        "torch.grad_enabled": torch.is_grad_enabled(),
+        "torch.default_dtype": torch.get_default_dtype(),
+        "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cuda.matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+        "cudnn.enabled": torch.backends.cudnn.enabled,
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def changed_settings(before: dict[str, str]) -> list[str]:
+    """Differences such as `torch.num_threads 1->2`."""
+    now = settings()
+    return [f"{name} {value}->{now[name]}" for name, value in before.items() if now[name] != value]

@@ -1,0 +1,158 @@
+"""The zygote: a process that has imported torch once and forks workers and reference servers in milliseconds.
+
+    python -m evaluator.worker.zygote FD        # FD: the control end of a SOCK_SEQPACKET pair to the judge
+
+Invariants: it never touches an accelerator, holds no secret, runs no candidate code, and has one thread at each fork
+(asserted: a fork that finds more is refused). It ends when the judge's end of the control socket closes. Children get
+their parent-death signal set again after each fork, with a check that the parent still lives.
+
+A worker is the grandchild: the intermediary between enters the namespaces (a pid namespace begins with the next child),
+waits for the worker and tells the judge its process id and how it ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from evaluator.worker import phases, sandbox, syscalls, wire
+
+Role = Callable[[socket.socket, dict[str, Any]], None]
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    settings, _ = wire.receive_trusted(control)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps; the judge learns of deaths from its own sockets
+    _import_everything(settings)
+    gc.collect()
+    gc.freeze()
+    wire.send(control, {"op": "ready", "pid": os.getpid()})
+    while True:
+        try:
+            request, descriptors = wire.receive_trusted(control)
+        except wire.WireClosed:
+            return
+        try:
+            pid = _fork(control, request, descriptors)
+            wire.send(control, {"op": "forked", "pid": pid})
+        except (OSError, RuntimeError) as error:
+            wire.send(control, {"op": "failed", "text": str(error)})
+        finally:
+            for number in descriptors:
+                os.close(number)
+
+
+def _import_everything(settings: dict[str, Any]) -> None:
+    import torch
+    import torch.nn.functional
+    import torch.utils._pytree
+    import torch.utils.cpp_extension
+
+    from evaluator.reference import server  # noqa: F401
+    from evaluator.worker import confine  # noqa: F401
+
+    torch.set_num_threads(int(settings.get("threads", 1)))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    _touch_kernels()
+
+
+def _touch_kernels() -> None:
+    """First use of the usual libraries here, so that no worker pays for their initialisation."""
+    import torch
+
+    with torch.no_grad():
+        x = torch.randn(32, 32)
+        torch.nn.functional.gelu(torch.nn.functional.linear(x, x, x[0])).softmax(-1).sum()
+        torch.nn.functional.conv2d(x.view(1, 4, 16, 16), x.view(-1)[:144].view(4, 4, 3, 3), padding=1)
+
+
+def _fork(control: socket.socket, request: dict[str, Any], descriptors: list[int]) -> int:
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise RuntimeError(f"the zygote has {threads} threads and must not fork")
+    zygote = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != zygote:
+            os._exit(71)
+        control.close()
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if request["role"] == "worker":
+            code = _intermediary(request, *descriptors)
+        else:
+            from evaluator.reference import server
+
+            server.serve(socket.socket(fileno=descriptors[0]), request)
+            code = 0
+    finally:
+        os._exit(code)
+
+
+def _intermediary(request: dict[str, Any], channel: int, status: int) -> int:
+    """Forks the worker, reports its id, waits for it and reports how it ended."""
+    plan = sandbox.SandboxPlan(**{key: _tupled(value) for key, value in request["sandbox"].items()})
+    report = socket.socket(fileno=status)
+    life_read, life_write = os.pipe()
+    try:
+        entered = sandbox.enter_namespaces(plan.layers)
+        worker = os.fork()
+    except OSError as error:
+        wire.send(report, {"op": "failed", "text": str(error)})
+        return 1
+    if worker == 0:
+        code = 70
+        try:
+            os.close(life_write)
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if _hung_up(life_read):
+                os._exit(71)
+            code = _worker(request, plan, entered, channel)
+        finally:
+            os._exit(code)
+    wire.send(report, {"op": "born", "pid": worker})
+    syscalls.close_descriptors({report.fileno(), life_write})
+    _, ended = os.waitpid(worker, 0)
+    wire.send(report, {"op": "ended", "code": os.waitstatus_to_exitcode(ended)})
+    return 0
+
+
+def _worker(request: dict[str, Any], plan: sandbox.SandboxPlan, entered: list[str], channel: int) -> int:
+    end = socket.socket(fileno=channel)
+    try:
+        layers = sandbox.isolate(plan, entered, {channel})
+    except OSError as error:
+        wire.send(end, {"op": "failed", "stage": "sandbox", "text": str(error)})
+        return 1
+    wire.send(end, {"op": "ready", "layers": layers})
+    phases.work(end, request)
+    return 0
+
+
+def _hung_up(read_end: int) -> bool:
+    poller = select.poll()
+    poller.register(read_end, select.POLLHUP)
+    return bool(poller.poll(0))
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    main()
