@@ -7,8 +7,9 @@ a sample leaves its group once and a group reaches the learner once.
 
 from exemplar_store.config import StoreConfig
 from exemplar_store.errors import StoreError
+from exemplar_store.filed import CacheKey
 from exemplar_store.server import EmbeddedServer
-from exemplar_store.store import CacheKey, ExemplarStore, InsertResult
+from exemplar_store.store import ExemplarStore, InsertResult
 from exemplar_store.stream import GroupProgress, RunStream
 
 __all__ = [

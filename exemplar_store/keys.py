@@ -7,7 +7,7 @@ belongs to the whole store shares `{store}`. No operation touches two slots at o
     kontrast:{store}:meta                          hash    schema, bucket scale and width, made by
     kontrast:{store}:tasks                         hash    task hash -> task id
     kontrast:{store}:hacking                       hash    case id -> JSON of a hacking case
-    kontrast:{store}:reports                       hash    name -> JSON of what a checkpoint or report refers to
+    kontrast:{store}:imports                       hash    fingerprint of a file -> bytes of it that are imported
     kontrast:{<task>}:task                         string  JSON of the task, when it was given
     kontrast:{<task>}:stats                        hash    seq; <shelf>|<bucket>|n and |s (count, micro-score sum)
     kontrast:{<task>}:exemplars:<shelf>            hash    exemplar id -> seq|bucket|micro-score|packed exemplar
@@ -15,7 +15,8 @@ belongs to the whole store shares `{store}`. No operation touches two slots at o
     kontrast:{<task>}:evaluations:<shelf>          hash    candidate id (:rules) -> packed evaluation with provenance
     kontrast:{<task>}:claims:<shelf>               hash    candidate id -> packed exemplar with a claimed speedup
     kontrast:{<task>}:islands:<shelf>              hash    exemplar id -> island
-    kontrast:{<task>}:pins                         hash    <shelf>|<exemplar id> -> owners that refer to it
+    kontrast:{<task>}:pins                         hash    <shelf>|<exemplar id> -> how many owners refer to it;
+                                                           <owner>|<shelf>|<exemplar id> -> 1
     kontrast:{<task>}:group:<run>:<group>          hash    prompt, size, left, s:<sample id> -> packed scored sample
     kontrast:{<task>}:outbox:<run>                 set     complete groups that the relay has not moved yet
     kontrast:{<task>}:done:<run>                   set     groups that the relay has moved

@@ -21,10 +21,10 @@ from exemplar_store.codec import pack, unpack
 from exemplar_store.config import StoreConfig
 from exemplar_store.connection import Connection, ScriptCall, connect
 from exemplar_store.errors import StoreUsageError, UnknownSchema
+from exemplar_store.filed import CacheKey, FiledEvaluation
 from exemplar_store.keys import SCHEMA_VERSION, Keys, Shelf, exemplar_id
 from exemplar_store.sampling import Strategy, create_strategy
 from tasks.records import Candidate, Evaluation, Exemplar, Task
-from tasks.records.base import Record
 from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION
 
 PIPELINE_LENGTH = 512
@@ -39,45 +39,6 @@ class InsertResult(NamedTuple):
     """Index of the bucket that the kernel stands in; for a known kernel, that of its first measurement."""
     capped: int = 0
     """How many exemplars the bucket's caps removed."""
-
-
-class CacheKey(NamedTuple):
-    """What decides a measurement, beside the evaluator's version."""
-
-    candidate_hash: str
-    task_hash: str
-    device_type: str
-    precision: str = "fp32"
-    protocol: str = "sequential"
-    rules: str = "strict"
-
-    @classmethod
-    def of(cls, evaluation: Evaluation) -> CacheKey:
-        """The key under which an evaluation is found again."""
-        return cls(
-            evaluation.candidate_hash, evaluation.task_hash, evaluation.device_type, evaluation.precision,
-            evaluation.protocol, evaluation.rules,
-        )  # fmt: skip
-
-    @property
-    def shelf(self) -> Shelf:
-        """The shelf of the measurement."""
-        return Shelf(self.device_type, self.precision, self.protocol)
-
-    @property
-    def field(self) -> str:
-        """Name of the value within its shelf."""
-        name = exemplar_id(self.candidate_hash)
-        return name if self.rules == "strict" else f"{name}:{self.rules}"
-
-
-class FiledEvaluation(Record):
-    """An evaluation as it is kept, with its provenance. `source` is empty where an exemplar on the shelf holds it."""
-
-    evaluation: Evaluation
-    source: str = ""
-    origin: str = ""
-    """Sample id, seed name or file that the candidate came from."""
 
 
 class ExemplarStore:
@@ -95,13 +56,13 @@ class ExemplarStore:
     def connect(cls, location: str | Path, config: StoreConfig | None = None) -> Self:
         """Opens the store at a URL or in a folder, creating it when it is empty.
 
+        Without a configuration, the buckets are the store's own, whatever they are.
         Raises StoreUnreachable, StoreLocked, UnknownSchema, StoreUsageError or StoreError.
         """
-        config = config or StoreConfig()
-        connection = connect(location, config)
+        connection = connect(location, config or StoreConfig())
         try:
-            store = cls(connection, config)
-            store._open()
+            store = cls(connection, config or StoreConfig())
+            store._open(adopt=config is None)
         except BaseException:
             connection.close()
             raise
@@ -305,8 +266,8 @@ class ExemplarStore:
         _, shelf, buckets = max(fitting, key=lambda found: found[:2], default=(0, None, []))
         return shelf, buckets
 
-    def _open(self) -> None:
-        """Writes what a new store is, or checks what an old one was."""
+    def _open(self, *, adopt: bool) -> None:
+        """Writes what a new store is, or checks what an old one was; with `adopt`, takes its buckets over."""
         ours = {
             "schema": str(SCHEMA_VERSION), "bucket_scale": self.bucketing.scale,
             "bucket_width": repr(self.bucketing.width), "made_by": PACKAGE_VERSION,
@@ -320,7 +281,10 @@ class ExemplarStore:
                 f"the store at {place} has schema {stands.get('schema')} and this version reads {SCHEMA_VERSION}: open "
                 f"it with kontrast {stands.get('made_by', '')} and export it, or use another folder or namespace"
             )
-        if (stands["bucket_scale"], stands["bucket_width"]) != (ours["bucket_scale"], ours["bucket_width"]):
+        if adopt:
+            scale: Any = stands["bucket_scale"]
+            self.bucketing = Bucketing(scale, float(stands["bucket_width"]))
+        elif (stands["bucket_scale"], stands["bucket_width"]) != (ours["bucket_scale"], ours["bucket_width"]):
             raise StoreUsageError(
                 f"the store at {place} has {stands['bucket_scale']} buckets of width {stands['bucket_width']}, the "
                 f"configuration asks for {ours['bucket_scale']} ones of {ours['bucket_width']}: set "

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from exemplar_store import metrics
 from exemplar_store.codec import pack, unpack
 from exemplar_store.errors import StaleToken, StoreUsageError
+from exemplar_store.filed import CacheKey, FiledEvaluation
 from exemplar_store.keys import Shelf
-from exemplar_store.store import CacheKey, ExemplarStore, FiledEvaluation
+from exemplar_store.store import ExemplarStore
 from tasks.records import Exemplar, Prompt, Sample, ScoredGroup, ScoredSample
 from tasks.records.base import stable_json
 

@@ -23,12 +23,12 @@ def server() -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def open_store(server: EmbeddedServer) -> Iterator[Callable[..., ExemplarStore]]:
-    """Opens stores on the session's server; those of one test share a namespace unless it names one."""
+    """Opens stores on the session's server; those of one test share a namespace, or one for each name it gives."""
     opened = []
     namespace = f"test{next(_namespaces)}"
 
     def factory(**settings: object) -> ExemplarStore:
-        config = StoreConfig.model_validate({"namespace": namespace, **settings})
+        config = StoreConfig.model_validate({**settings, "namespace": namespace + str(settings.get("namespace", ""))})
         opened.append(ExemplarStore.connect(server.url, config))
         return opened[-1]
 

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from exemplar_store import CacheKey, ExemplarStore
+from exemplar_store import CacheKey, EmbeddedServer, ExemplarStore
 from exemplar_store.errors import StoreError, StoreUnreachable, StoreUsageError, UnknownSchema
 from exemplar_store.keys import Shelf
 from tasks.records import Exemplar, ScoredSample
@@ -198,3 +198,15 @@ def test_a_full_server_refuses_and_writes_nothing(store: ExemplarStore, make_exe
     finally:
         store.connection.call("CONFIG SET", "maxmemory", "0")
     assert store.shelves(TASK) == before
+
+
+def test_without_a_configuration_the_stores_own_buckets_hold(server: EmbeddedServer, make_exemplar: Callable) -> None:
+    """The command line is told where a store is, not how it was made. Width 0.25 puts 1.6 in bucket 6."""
+    server_store = ExemplarStore.connect(server.url)
+    server_store.connection.call("HSET", server_store.keys.store("meta"), "bucket_width", "0.25")
+    try:
+        with ExemplarStore.connect(server.url) as store:
+            assert store.insert(make_exemplar(1, 1.6, task_hash="c" * 64)).bucket == 6
+    finally:
+        server_store.connection.call("DEL", server_store.keys.store("meta"))
+        server_store.close()

@@ -216,12 +216,12 @@ def test_groups_stay_pending_until_acked(run: RunStream, make_prompt: Callable, 
 def test_a_successor_gets_what_is_pending_and_shuts_the_old_one_out(
     run: RunStream, store: ExemplarStore, make_prompt: Callable, make_scored: Callable
 ) -> None:
-    for number in range(150):
+    for number in range(90):
         fill(run, make_prompt, make_scored, f"p{number:03}", 1)
     run.relay()
     old_token = run.fence("learner")
-    taken = run.read_scored("first", 140, 0)
-    assert len(taken) == 140
+    taken = run.read_scored("first", 85, 0)
+    assert len(taken) == 85
     run.ack([entry_id for entry_id, _ in taken[:10]])
     successor = RunStream(store, "run")
     token = successor.fence("learner")
@@ -233,10 +233,10 @@ def test_a_successor_gets_what_is_pending_and_shuts_the_old_one_out(
         with pytest.raises(StaleToken, match="another learner"):
             forbidden()
     replayed = successor.claim_all(token, "second")
-    assert [group.id for _, group in replayed] == [f"p{number:03}" for number in range(10, 140)]
+    assert [group.id for _, group in replayed] == [f"p{number:03}" for number in range(10, 85)]
     fresh = successor.read_scored("second", 99, 0)
-    assert [group.id for _, group in fresh] == [f"p{number:03}" for number in range(140, 150)]
-    assert successor.ack([entry_id for entry_id, _ in replayed + fresh]) == 140
+    assert [group.id for _, group in fresh] == [f"p{number:03}" for number in range(85, 90)]
+    assert successor.ack([entry_id for entry_id, _ in replayed + fresh]) == 80
     assert successor.claim_all(token, "second") == []
 
 

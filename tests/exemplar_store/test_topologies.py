@@ -83,7 +83,9 @@ def start_cluster(nodes: Nodes) -> list[int]:
     for port in ports[1:]:
         clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port)
     deadline = time.monotonic() + 30
-    while not all("cluster_state:ok" in str(client.execute_command("CLUSTER INFO")) or _ok(client) for client in clients):
+    while not all(
+        "cluster_state:ok" in str(client.execute_command("CLUSTER INFO")) or _ok(client) for client in clients
+    ):
         assert time.monotonic() < deadline, "the cluster did not form"
         time.sleep(0.05)
     for client in clients:

@@ -1,0 +1,88 @@
+"""Making room: caps applied to buckets that stand, and pins that protect what a checkpoint or report refers to.
+
+Invariants: a pinned exemplar is never removed, by whatever caps; a pruned exemplar leaves every index in one script.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from exemplar_store.codec import unpack
+from exemplar_store.config import BucketCaps
+from exemplar_store.contents import contents
+from exemplar_store.errors import StoreUsageError
+from exemplar_store.filed import FiledEvaluation
+from exemplar_store.keys import Shelf, exemplar_id
+from exemplar_store.store import ExemplarStore
+from tasks.records import Exemplar
+from tasks.version import EVALUATOR_VERSION
+
+_OWNER = re.compile(r"^[A-Za-z0-9_.:@/+-]{1,200}$")
+
+
+def pin(store: ExemplarStore, owner: str, exemplars: Iterable[Exemplar]) -> int:
+    """Protects exemplars for as long as `owner` (a checkpoint's or report's name) lasts; how many were new to it.
+
+    Raises StoreUsageError for an exemplar that is not in the store, since it could not be protected.
+    """
+    _check_owner(owner)
+    new = 0
+    for exemplar in exemplars:
+        shelf, name = Shelf.of(exemplar), exemplar_id(exemplar.candidate_hash)
+        exemplars_key, _, _, pins = store.place_keys(exemplar)
+        answer = store.connection.script("pin", [exemplars_key, pins], [owner, str(shelf), name])
+        if answer == -1:
+            raise StoreUsageError(f"exemplar {name} of {exemplar.task_id} is not in the store: insert it first")
+        new += answer
+    return new
+
+
+def unpin(store: ExemplarStore, owner: str) -> int:
+    """Lets go of everything that `owner` protects; how many exemplars that were."""
+    _check_owner(owner)
+    pins = [[store.keys.task(task_hash, "pins")] for task_hash in store.tasks()]
+    return sum(store.connection.scripts([("unpin", keys, [owner]) for keys in pins]))
+
+
+def prune(store: ExemplarStore, caps: BucketCaps) -> int:
+    """Cuts every bucket to the union of its best, newest and a uniform sample; how many exemplars were removed.
+
+    Raises StoreUsageError when all caps are zero: that would empty the store.
+    """
+    limits = [caps.best, caps.newest, caps.random]
+    if not any(limits):
+        raise StoreUsageError("pruning needs at least one cap above zero: say how many of each bucket stay")
+    removed = 0
+    for task_hash in store.tasks():
+        for shelf, buckets in store.shelves(task_hash).items():
+            keys = [store.keys.shelf(task_hash, name, shelf) for name in ("exemplars", "scores")]
+            keys += [store.keys.task(task_hash, name) for name in ("stats", "pins")]
+            removed += sum(
+                store.connection.scripts(
+                    [
+                        ("prune", keys, [str(shelf), *store.bounds(bucket.index), *limits])
+                        for bucket in buckets
+                        if bucket.count > max(limits)
+                    ]
+                )
+            )
+    return removed
+
+
+def prune_evaluations(store: ExemplarStore) -> int:
+    """Removes evaluations by other versions of the evaluator, which the cache never answers with; how many."""
+    removed = 0
+    for task_hash, kinds in contents(store).shelves.items():
+        for shelf in kinds.get("evaluation", []):
+            name = store.keys.shelf(task_hash, "evaluations", shelf)
+            for field, data in store.connection.call("HGETALL", name).items():
+                version = FiledEvaluation.from_json(unpack(data)).evaluation.versions.evaluator
+                if version != EVALUATOR_VERSION:
+                    removed += store.connection.call("HDEL", name, field)
+    return removed
+
+
+def _check_owner(owner: str) -> None:
+    if not _OWNER.match(owner):
+        raise StoreUsageError(f"{owner!r} cannot own pins: use letters, digits and _ . : @ / + -")

@@ -1,0 +1,262 @@
+"""Export, import, verification, pruning: nothing lost, nothing doubled, nothing trusted that was not measured here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exemplar_store import CacheKey, ExemplarStore, RunStream
+from exemplar_store.config import BucketCaps
+from exemplar_store.contents import stats
+from exemplar_store.errors import StoreUsageError
+from exemplar_store.hacking_cases import HackingCases
+from exemplar_store.keys import Shelf
+from exemplar_store.pruning import pin, prune, prune_evaluations, unpin
+from exemplar_store.transfer import export_file, import_path
+from exemplar_store.verify import verify
+from tasks.records import Task
+
+TASK, OTHER = "a" * 64, "b" * 64
+REFERENCE = "import torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x.sum()\n"
+KERNEL = REFERENCE.replace("Model", "ModelNew")
+
+
+@pytest.fixture
+def filled(
+    store: ExemplarStore, make_exemplar: Callable, make_prompt: Callable, make_scored: Callable
+) -> ExemplarStore:
+    """Records of every kind: 90 exemplars of two tasks, evaluations, a task, cases, an open group."""
+    store.insert_many(make_exemplar(number, 0.7 + number / 40) for number in range(50))
+    store.insert_many(make_exemplar(number, 2.0, device_type="H100") for number in range(30))
+    store.insert_many(make_exemplar(number, 1.1, task_hash=OTHER, protocol="reward") for number in range(10))
+    store.put_task(Task(id="file:1", source=REFERENCE))
+    HackingCases(store).seed()
+    run = RunStream(store, "run")
+    run.open_group(make_prompt("p"), 3)
+    run.record(make_scored("p", 0, "rejected"))
+    run.record(make_scored("p", 1))
+    return store
+
+
+def test_stats_count_everything(filled: ExemplarStore) -> None:
+    counted = stats(filled)
+    assert counted.exemplars == {"cpu|fp32|sequential": 50, "H100|fp32|sequential": 30, "cpu|fp32|reward": 10}
+    assert (counted.tasks, counted.evaluations, counted.claims, counted.runs) == (3, 2, 0, ["run"])
+    assert counted.hacking_cases == len(HackingCases(filled).all())
+    assert counted.memory_bytes
+    assert counted.memory_bytes > 10_000
+
+
+def test_export_and_import_give_the_same_bytes(
+    filled: ExemplarStore, open_store: Callable[..., ExemplarStore], tmp_path: Path
+) -> None:
+    seen: list[int] = []
+    lines = export_file(filled, tmp_path / "a.jsonl", seen.append)
+    assert lines == seen[-1] == len((tmp_path / "a.jsonl").read_bytes().splitlines())
+    other = open_store(namespace="copy", bucket_width=0.25)
+    result = import_path(other, tmp_path / "a.jsonl")
+    assert result.read == lines == sum(result.new.values())
+    assert result.new == {"exemplar": 90, "evaluation": 2, "task": 1, "hacking_case": lines - 93}
+    export_file(other, tmp_path / "b.jsonl")
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    again = import_path(other, tmp_path / "a.jsonl")
+    assert (sum(again.new.values()), sum(again.known.values())) == (0, lines)
+    assert verify(other, sources=True).consistent
+
+
+def test_an_interrupted_export_goes_on(filled: ExemplarStore, tmp_path: Path) -> None:
+    """Cut at every tenth byte of the whole file, within lines and between them, the result is the same file."""
+    whole = tmp_path / "whole.jsonl"
+    export_file(filled, whole)
+    data = whole.read_bytes()
+    for cut in range(0, len(data), len(data) // 10):
+        target = tmp_path / f"{cut}.jsonl"
+        (tmp_path / f"{cut}.jsonl.part").write_bytes(data[:cut])
+        assert export_file(filled, target) == data.count(b"\n")
+        assert target.read_bytes() == data
+
+
+def test_an_interrupted_import_goes_on_after_its_last_batch(
+    filled: ExemplarStore, open_store: Callable, tmp_path: Path
+) -> None:
+    export_file(filled, tmp_path / "a.jsonl")
+    lines = (tmp_path / "a.jsonl").read_bytes().splitlines(keepends=True)
+    many = tmp_path / "many.jsonl"
+    many.write_bytes(b"".join(lines * 10))
+    other = open_store(namespace="copy")
+
+    def interrupt(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_path(other, many, progress=interrupt)
+    rest = import_path(other, many)
+    assert rest.resumed
+    assert rest.read == 10 * len(lines) - 512
+    assert verify(other).exemplars == 90
+    assert not import_path(other, many).resumed, "a finished import leaves no mark"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "neither a line of an export nor one of CUDA-L1"),
+        ('{"format":"kontrast-store","kind":"exemplar","record":{},"schema":2}', "has schema 2"),
+        ('{"format":"kontrast-store","kind":"exemplar","record":{},"schema":1}', "holds no exemplar"),
+        ('{"format":"kontrast-store","kind":"x","record":{},"schema":1}', "holds no x"),
+    ],
+)
+def test_a_bad_line_is_named_and_those_before_it_are_kept(
+    filled: ExemplarStore, open_store: Callable, tmp_path: Path, line: str, words: str
+) -> None:
+    export_file(filled, tmp_path / "a.jsonl")
+    good = (tmp_path / "a.jsonl").read_text()
+    (tmp_path / "bad.jsonl").write_text(f"{good}{line}\n")
+    other = open_store(namespace="copy")
+    with pytest.raises(StoreUsageError, match=words) as caught:
+        import_path(other, tmp_path / "bad.jsonl")
+    assert f"ends at byte {len(good.encode()) + len(line) + 1}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert verify(other).exemplars == 90
+
+
+def test_what_is_no_file_is_refused(store: ExemplarStore, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(StoreUsageError, match="neither a file"):
+            import_path(store, path)
+    with pytest.raises(StoreUsageError, match="cannot be written"):
+        export_file(store, tmp_path / "absent" / "a.jsonl")
+
+
+def test_cuda_l1_lines_become_tasks_and_claims(store: ExemplarStore, tmp_path: Path) -> None:
+    """Only the five named fields are needed; a kernel that is null, empty or the text "None" is counted and skipped."""
+    lines = [
+        {"level_id": 1, "task_id": 7, "ref_code": REFERENCE, "custom_code": KERNEL, "score_default": 12.5},
+        {"level_id": 2, "task_id": 8, "ref_code": REFERENCE + "#\n", "custom_code": KERNEL + "x = 1\n",
+         "score_default": None},
+        *({"level_id": 3, "task_id": 9, "ref_code": REFERENCE, "custom_code": code, "score_default": 2.0}
+          for code in (None, "", "None")),
+        {"level_id": 3, "task_id": 10, "ref_code": None, "custom_code": KERNEL, "score_default": 2.0},
+    ]  # fmt: skip
+    (tmp_path / "a100.json").write_text("\n".join(json.dumps(line) for line in lines))
+    result = import_path(store, tmp_path / "a100.json", device_type="A100")
+    assert result.read == 6
+    assert result.new == {"task": 1, "claim": 2}
+    assert result.known == {"task": 1}, "a comment makes no new task"
+    assert result.skipped == {"no custom_code": 3, "no ref_code": 1}
+    task_hash = Task(id="x", source=REFERENCE).content_hash
+    assert store.task(task_hash).id == "cuda-l1:1/7"
+    assert store.best(task_hash, "A100") is None, "a claimed number is no measurement"
+    assert store.shelves(task_hash) == {}
+    assert stats(store).claims == 2
+    assert verify(store).consistent
+
+
+def test_the_released_sample_imports(store: ExemplarStore, shared_dir: Path) -> None:
+    result = import_path(store, shared_dir / "data" / "cuda_l1_a100_sample.jsonl", device_type="A100")
+    assert (result.read, result.new["task"], result.new["claim"]) == (40, 37, 37)
+    assert result.skipped == {"no custom_code": 3}
+    assert verify(store).consistent
+
+
+def test_a_kernelbench_run_folder_becomes_claims(store: ExemplarStore, tmp_path: Path) -> None:
+    run = tmp_path / "my_run"
+    run.mkdir()
+    for problem, sample in ((3, 0), (3, 1), (4, 0)):
+        name = f"level_2_problem_{problem}_sample_{sample}_kernel.py"
+        (run / name).write_text(KERNEL + f"number = {problem}{sample}\n")
+    (run / "level_2_problem_5_sample_0_kernel.py").write_text("\n")
+    (run / "eval_results.json").write_text(
+        json.dumps({"3": [{"sample_id": 1, "compiled": True, "correctness": False}], "4": [{"sample_id": 0}]})
+    )
+    asked: list[str] = []
+
+    def load_task(name: str) -> Task:
+        asked.append(name)
+        return Task(id=name, source=f"{REFERENCE}{name!r}\nnumber = {len(name)}\nlevel = {name[-1]}\n")
+
+    result = import_path(store, run, device_type="H100", load_task=load_task)
+    assert asked == ["kernelbench:2/3", "kernelbench:2/4"]
+    assert result.new == {"task": 2, "claim": 2}
+    assert result.skipped == {"wrong by its own results": 1, "empty kernel": 1}
+    assert verify(store).claims == 2
+
+
+def test_verify_finds_a_sound_store_sound(filled: ExemplarStore) -> None:
+    verdict = verify(filled, sources=True)
+    assert verdict.problems == []
+    assert verdict.summary() == "3 tasks, 90 exemplars, 2 evaluations, 0 claims, 1 groups: consistent"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda s, k, i: s.call("HINCRBY", k("stats"), "cpu|fp32|sequential|12|n", 1), "bucket 12 counts"),
+        (lambda s, k, i: s.call("HINCRBY", k("stats"), "cpu|fp32|sequential|12|s", 1), "bucket 12 counts"),
+        (lambda s, k, i: s.call("HDEL", k("exemplars:cpu|fp32|sequential"), i), "a score but no record"),
+        (lambda s, k, i: s.call("ZREM", k("scores:cpu|fp32|sequential"), i), "a record but no score"),
+        (lambda s, k, i: s.call("ZADD", k("scores:cpu|fp32|sequential"), 77, i), "has score 77.0"),
+        (lambda s, k, i: s.call("HSET", k("exemplars:cpu|fp32|sequential"), i, "junk"), "cannot be read"),
+        (lambda s, k, i: s.call("HSET", k("evaluations:cpu|fp32|sequential"), i, "junk"), "cannot be read"),
+        (lambda s, k, i: s.call("HINCRBY", k("group:run:p"), "left", 1), "counts 3 samples and holds 2"),
+        (lambda s, k, i: s.call("SADD", k("outbox:run"), "p"), "waits in the outbox and is not complete"),
+        (lambda s, k, i: s.call("HINCRBY", k("ledger:run"), "accepted", 5), "more than were dispatched"),
+    ],
+)
+def test_verify_finds_each_kind_of_damage(
+    filled: ExemplarStore, make_exemplar: Callable, damage: Callable, words: str
+) -> None:
+    name = make_exemplar(3).candidate_hash[:32]
+    damage(filled.connection, lambda key: filled.keys.task(TASK, key), name)
+    verdict = verify(filled)
+    assert not verdict.consistent
+    assert any(words in problem for problem in verdict.problems), verdict.problems
+    assert verdict.summary().endswith("differences")
+
+
+def test_pruning_keeps_best_newest_and_pinned(store: ExemplarStore, make_exemplar: Callable) -> None:
+    """One bucket of 40, speedups falling as they arrive: best 2 are the first, newest 3 the last."""
+    exemplars = [make_exemplar(number, 1.599 - 0.001 * number) for number in range(40)]
+    store.insert_many(exemplars)
+    assert pin(store, "report:run/7", exemplars[20:22]) == 2
+    assert pin(store, "report:run/7", exemplars[20:22]) == 0
+    assert pin(store, "checkpoint:3", exemplars[21:22]) == 1
+    assert prune(store, BucketCaps(best=2, newest=3)) == 33
+    kept = {exemplar.candidate_hash for exemplar in store.top(TASK, "cpu", 99)}
+    assert kept == {exemplar.candidate_hash for exemplar in exemplars[:2] + exemplars[20:22] + exemplars[-3:]}
+    assert verify(store).consistent
+    assert unpin(store, "report:run/7") == 2
+    assert prune(store, BucketCaps(best=2, newest=3)) == 1, "the checkpoint still holds the other"
+    assert unpin(store, "checkpoint:3") == 1
+    assert prune(store, BucketCaps(best=2, newest=3)) == 1
+    assert store.shelves(TASK)[Shelf("cpu")][0].count == 5
+    with pytest.raises(StoreUsageError, match="not in the store"):
+        pin(store, "x", exemplars[20:21])
+    with pytest.raises(StoreUsageError, match="at least one cap"):
+        prune(store, BucketCaps())
+
+
+def test_a_random_sample_does_not_depend_on_arrival(
+    open_store: Callable[..., ExemplarStore], make_exemplar: Callable
+) -> None:
+    exemplars = [make_exemplar(number, 1.5 + number / 1000) for number in range(60)]
+    kept = []
+    for number, order in enumerate((exemplars, exemplars[::-1], exemplars[30:] + exemplars[:30])):
+        store = open_store(namespace=f"order{number}", caps={"random": 8})
+        store.insert_many(order)
+        prune(store, BucketCaps(random=8))
+        kept.append({exemplar.candidate_hash for exemplar in store.top(TASK, "cpu", 99)})
+    assert kept[0] == kept[1] == kept[2]
+    assert len(kept[0]) == 8
+
+
+def test_pruning_evaluations_removes_other_versions(filled: ExemplarStore, make_scored: Callable) -> None:
+    scored = make_scored("q", 1).evaluation
+    old = scored.model_copy(update={"versions": scored.versions.model_copy(update={"evaluator": "0"})})
+    filled.cache(CacheKey.of(old), old)
+    assert prune_evaluations(filled) == 1
+    assert stats(filled).evaluations == 2
