@@ -134,7 +134,7 @@ class Connection:
     def _unreachable(self, error: Exception) -> str:
         words = last_words(self.server.folder) if self.server is not None else ""
         said = f" (its log ends: {words})" if words else ""
-        return f"the store at {self.place} does not answer: {error}{said}; start it or name another"
+        return f"the store at {self.place} does not answer: {str(error).rstrip('.')}{said}; start it or name another"
 
 
 def connect(location: str | Path, config: StoreConfig) -> Connection:

@@ -53,16 +53,17 @@ class ExemplarStore:
         self._registered: set[str] = set()
 
     @classmethod
-    def connect(cls, location: str | Path, config: StoreConfig | None = None) -> Self:
+    def connect(cls, location: str | Path, config: StoreConfig | None = None, *, adopt_buckets: bool = False) -> Self:
         """Opens the store at a URL or in a folder, creating it when it is empty.
 
-        Without a configuration, the buckets are the store's own, whatever they are.
+        Buckets that differ from the configuration's are refused, or taken over with `adopt_buckets` or without a
+        configuration: for one who is told where a store is and not how it was made.
         Raises StoreUnreachable, StoreLocked, UnknownSchema, StoreUsageError or StoreError.
         """
         connection = connect(location, config or StoreConfig())
         try:
             store = cls(connection, config or StoreConfig())
-            store._open(adopt=config is None)
+            store._open(adopt=adopt_buckets or config is None)
         except BaseException:
             connection.close()
             raise

@@ -114,7 +114,15 @@ def cli_page() -> str:
     for name in COMMANDS:
         if importlib.util.find_spec(COMMANDS[name]) is not None:
             lines += [f"## kontrast {name}\n", "```text", help_text([name]), "```\n"]
+            for inner in importlib.import_module(COMMANDS[name]).app.registered_commands if has_several(name) else ():
+                words = [name, inner.name or inner.callback.__name__]
+                lines += [f"### kontrast {' '.join(words)}\n", "```text", help_text(words), "```\n"]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def has_several(name: str) -> bool:
+    """True for a command that has commands of its own."""
+    return len(importlib.import_module(COMMANDS[name]).app.registered_commands) > 1
 
 
 def help_text(command: list[str]) -> str:

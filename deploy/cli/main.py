@@ -24,9 +24,10 @@ from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION, RECORD_SCHEMA_VERS
 COMMANDS = {
     "evaluate": "deploy.cli.evaluate",
     "train": "deploy.cli.train",
+    "store": "deploy.cli.store",
     "doctor": "deploy.cli.doctor",
 }
-"""Subcommand -> module with `app`, a typer application of one command. The modules import heavy things inside only."""
+"""Subcommand -> module with `app`, a typer application of one command or several; heavy imports are inside only."""
 
 
 class LazyGroup(TyperGroup):
