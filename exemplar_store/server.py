@@ -121,7 +121,7 @@ class EmbeddedServer:
 
     def _launch(self, lock: int) -> None:
         path = socket_path(self.folder)
-        _write_lock(lock, {"host": socket.gethostname(), "owner_pid": os.getpid(), "pid": 0, "socket": path})
+        _write_lock(lock, path, 0)
         Path(path).unlink(missing_ok=True)
         log_start = self._log_size()
         process = spawn(_command(find_server_binary(), self.folder, path), pass_fds=(lock,))
@@ -131,7 +131,7 @@ class EmbeddedServer:
             process.stop()
             raise
         self._process, self._socket = process, path
-        _write_lock(lock, {"host": socket.gethostname(), "owner_pid": os.getpid(), "pid": self.pid, "socket": path})
+        _write_lock(lock, path, self.pid)
 
     def _await_ready(self, process: Owned, path: str, log_start: int) -> int:
         deadline = time.monotonic() + self.start_timeout_s
@@ -155,7 +155,8 @@ class EmbeddedServer:
             holder = _read_lock(self.folder / LOCK_FILE)
             if not attach:
                 raise StoreLocked(f"{self.folder} is in use by {_holder_words(holder)}; stop it or use another folder")
-            pid = _ask_pid(str(holder.get("socket", "")))
+            # A server whose owner is gone is about to end, although it may still answer.
+            pid = 0 if _owner_is_gone(holder) else _ask_pid(str(holder.get("socket", "")))
             if pid:
                 self.pid, self._socket = pid, str(holder["socket"])
                 return self
@@ -232,7 +233,11 @@ def _ask_pid(path: str) -> int:
     return int(reply.split(b"process_id:")[1].split()[0])
 
 
-def _write_lock(lock: int, holder: dict[str, Any]) -> None:
+def _write_lock(lock: int, path: str, pid: int) -> None:
+    owner = os.getpid()
+    holder = {
+        "host": socket.gethostname(), "owner_pid": owner, "owner_start": _start_time(owner), "pid": pid, "socket": path,
+    }  # fmt: skip
     data = json.dumps(holder).encode()
     os.pwrite(lock, data.ljust(512), 0)  # one write of one size: a reader sees the old text or the new
 
@@ -243,6 +248,22 @@ def _read_lock(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return holder if isinstance(holder, dict) else {}
+
+
+def _start_time(pid: int) -> str:
+    """When a process of this machine started, in clock ticks since boot; empty when there is none, or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def _owner_is_gone(holder: dict[str, Any]) -> bool:
+    """True when the owner was a process of this machine that has ended; its pid may have a new bearer."""
+    if holder.get("host") != socket.gethostname() or not holder.get("owner_start"):
+        return False
+    return _start_time(int(holder["owner_pid"])) != holder["owner_start"]
 
 
 def _lock_is_free(path: Path) -> bool:
