@@ -14,7 +14,7 @@ belongs to the whole store shares `{store}`. No operation touches two slots at o
     kontrast:{<task>}:scores:<shelf>               zset    exemplar id by speedup: the order within buckets, the best
     kontrast:{<task>}:evaluations:<shelf>          hash    candidate id (:rules) -> packed evaluation with provenance
     kontrast:{<task>}:claims:<shelf>               hash    candidate id -> packed exemplar with a claimed speedup
-    kontrast:{<task>}:islands:<shelf>              hash    exemplar id -> island
+    kontrast:{<task>}:islands:<shelf>              hash    exemplar id -> islands it is on, as ,0,3,; # -> births
     kontrast:{<task>}:pins                         hash    <shelf>|<exemplar id> -> how many owners refer to it;
                                                            <owner>|<shelf>|<exemplar id> -> 1
     kontrast:{<task>}:group:<run>:<group>          hash    prompt, size, left, s:<sample id> -> packed scored sample

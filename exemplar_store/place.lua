@@ -1,33 +1,42 @@
--- Shared by every script that files an exemplar: into its bucket, exactly once.
+-- Shared by every script that files or removes an exemplar: in all indexes of its shelf, or in none.
 -- An entry is 'seq|bucket|micro-score|packed exemplar': what its removal must subtract stands in it.
+
+-- The keys of one shelf, from KEYS[first] on.
+local function shelf_keys(first)
+  return {
+    exemplars = KEYS[first], scores = KEYS[first + 1], stats = KEYS[first + 2], pins = KEYS[first + 3],
+    islands = KEYS[first + 4],
+  }
+end
 
 local function parse(entry)
   local seq, bucket, micro = string.match(entry, '^(%d+)|(%-?%d+)|(%-?%d+)|')
   return tonumber(seq), bucket, micro
 end
 
-local function add(stats, shelf, bucket, count, micro)
+local function add(keys, shelf, bucket, count, micro)
   local field = shelf .. '|' .. bucket .. '|'
-  redis.call('HINCRBY', stats, field .. 's', micro)
-  local now = redis.call('HINCRBY', stats, field .. 'n', count)
-  if now <= 0 then redis.call('HDEL', stats, field .. 'n', field .. 's') end
+  redis.call('HINCRBY', keys.stats, field .. 's', micro)
+  local now = redis.call('HINCRBY', keys.stats, field .. 'n', count)
+  if now <= 0 then redis.call('HDEL', keys.stats, field .. 'n', field .. 's') end
   return now
 end
 
-local function remove(exemplars, scores, stats, shelf, id, entry)
+local function remove(keys, shelf, id, entry)
   local _, bucket, micro = parse(entry)
-  add(stats, shelf, bucket, -1, string.format('%d', -tonumber(micro)))
-  redis.call('ZREM', scores, id)
-  redis.call('HDEL', exemplars, id)
+  add(keys, shelf, bucket, -1, string.format('%d', -tonumber(micro)))
+  redis.call('ZREM', keys.scores, id)
+  redis.call('HDEL', keys.exemplars, id)
+  redis.call('HDEL', keys.islands, id)
 end
 
 -- Cuts a bucket to its best, its newest and the lowest ids. An id is a hash, so the lowest ones are a uniform sample
 -- of all that ever arrived, and the same one whatever the order of arrival.
-local function cut(exemplars, scores, stats, pins, shelf, low, high, caps)
-  local ids = redis.call('ZRANGEBYSCORE', scores, low, high)
+local function cut(keys, shelf, low, high, caps)
+  local ids = redis.call('ZRANGEBYSCORE', keys.scores, low, high)
   local keep, entries, seqs, order = {}, {}, {}, {}
   for rank, id in ipairs(ids) do
-    entries[id] = redis.call('HGET', exemplars, id)
+    entries[id] = redis.call('HGET', keys.exemplars, id)
     seqs[id] = parse(entries[id])
     order[rank] = id
     if rank > #ids - caps[1] then keep[id] = true end
@@ -38,8 +47,8 @@ local function cut(exemplars, scores, stats, pins, shelf, low, high, caps)
   for rank = 1, math.min(caps[3], #order) do keep[order[rank]] = true end
   local gone = 0
   for _, id in ipairs(ids) do
-    if not keep[id] and redis.call('HEXISTS', pins, shelf .. '|' .. id) == 0 then
-      remove(exemplars, scores, stats, shelf, id, entries[id])
+    if not keep[id] and redis.call('HEXISTS', keys.pins, shelf .. '|' .. id) == 0 then
+      remove(keys, shelf, id, entries[id])
       gone = gone + 1
     end
   end
@@ -47,27 +56,35 @@ local function cut(exemplars, scores, stats, pins, shelf, low, high, caps)
 end
 
 -- `filing` is one word each: shelf, id, speedup, micro-score, bucket, low, high, replace, cap best, newest, random.
+-- `island` is the one it was born on, or '' for all.
 -- Answers new (1 or 0), the bucket the exemplar is in, how many the caps removed.
-local function place(exemplars, scores, stats, pins, filing, packed)
+local function place(keys, filing, packed, island)
   local a = {}
   for word in string.gmatch(filing, '%S+') do a[#a + 1] = word end
   local shelf, id, micro, bucket = a[1], a[2], a[4], a[5]
-  local known = redis.call('HGET', exemplars, id)
+  local known = redis.call('HGET', keys.exemplars, id)
   if known and a[8] ~= '1' then
     local _, stands = parse(known)
     return 0, stands, 0
   end
   -- The first write is one that a server without memory refuses: nothing has changed then.
-  local seq = redis.call('HINCRBY', stats, 'seq', 1)
-  if known then remove(exemplars, scores, stats, shelf, id, known) end
-  redis.call('HSET', exemplars, id, seq .. '|' .. bucket .. '|' .. micro .. '|' .. packed)
-  redis.call('ZADD', scores, a[3], id)
-  local count = add(stats, shelf, bucket, 1, micro)
+  local seq = redis.call('HINCRBY', keys.stats, 'seq', 1)
+  local home = redis.call('HGET', keys.islands, id)
+  if known then remove(keys, shelf, id, known) end
+  redis.call('HSET', keys.exemplars, id, seq .. '|' .. bucket .. '|' .. micro .. '|' .. packed)
+  redis.call('ZADD', keys.scores, a[3], id)
+  if known then
+    if home then redis.call('HSET', keys.islands, id, home) end
+  elseif island ~= '' then
+    redis.call('HSET', keys.islands, id, island)
+    redis.call('HINCRBY', keys.islands, '#', 1)
+  end
+  local count = add(keys, shelf, bucket, 1, micro)
   local caps = {tonumber(a[9]), tonumber(a[10]), tonumber(a[11])}
   local limit = caps[1] + caps[2] + caps[3]
   local gone = 0
   if limit > 0 and count > limit * 1.25 then
-    gone = cut(exemplars, scores, stats, pins, shelf, a[6], a[7], caps)
+    gone = cut(keys, shelf, a[6], a[7], caps)
   end
   return known and 0 or 1, bucket, gone
 end

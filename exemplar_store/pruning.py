@@ -30,7 +30,7 @@ def pin(store: ExemplarStore, owner: str, exemplars: Iterable[Exemplar]) -> int:
     new = 0
     for exemplar in exemplars:
         shelf, name = Shelf.of(exemplar), exemplar_id(exemplar.candidate_hash)
-        exemplars_key, _, _, pins = store.place_keys(exemplar)
+        exemplars_key, _, _, pins, _ = store.place_keys(exemplar)
         answer = store.connection.script("pin", [exemplars_key, pins], [owner, str(shelf), name])
         if answer == -1:
             raise StoreUsageError(f"exemplar {name} of {exemplar.task_id} is not in the store: insert it first")
@@ -56,8 +56,7 @@ def prune(store: ExemplarStore, caps: BucketCaps) -> int:
     removed = 0
     for task_hash in store.tasks():
         for shelf, buckets in store.shelves(task_hash).items():
-            keys = [store.keys.shelf(task_hash, name, shelf) for name in ("exemplars", "scores")]
-            keys += [store.keys.task(task_hash, name) for name in ("stats", "pins")]
+            keys = store.shelf_keys(task_hash, shelf)
             removed += sum(
                 store.connection.scripts(
                     [

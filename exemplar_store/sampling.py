@@ -123,8 +123,13 @@ def _locate(buckets: Sequence[Bucket], rank: int) -> Pick:
 
 
 def create_strategy(name: str, temperature: float) -> Strategy:
-    """The strategy of a configuration; raises KeyError for a name that StoreConfig does not admit."""
+    """The strategy of a configuration; raises KeyError for a name that StoreConfig does not admit.
+
+    `islands` draws by Eq. 1 too, over the buckets of one island (see `islands`).
+    """
     if name == "buckets":
         return Buckets(temperature)
-    others: dict[str, Strategy] = {"random": Uniform(), "none": Nothing()}
+    others: dict[str, Strategy] = {
+        "islands": Buckets(temperature, "islands"), "random": Uniform(), "none": Nothing(),
+    }  # fmt: skip
     return others[name]

@@ -22,9 +22,10 @@ from exemplar_store.config import StoreConfig
 from exemplar_store.connection import Connection, ScriptCall, connect
 from exemplar_store.errors import StoreUsageError, UnknownSchema
 from exemplar_store.filed import CacheKey, FiledEvaluation
+from exemplar_store.islands import DrawnIslands, choose_ids, plan_reset, read_population
 from exemplar_store.keys import SCHEMA_VERSION, Keys, Shelf, exemplar_id
 from exemplar_store.sampling import Strategy, create_strategy
-from tasks.records import Candidate, Evaluation, Exemplar, Task
+from tasks.records import Candidate, Evaluation, Exemplar, Prompt, Task
 from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION
 
 PIPELINE_LENGTH = 512
@@ -51,6 +52,7 @@ class ExemplarStore:
         self.bucketing = Bucketing(config.bucket_scale, config.bucket_width)
         self.strategy: Strategy = create_strategy(config.strategy, config.temperature)
         self._registered: set[str] = set()
+        self._drawn = DrawnIslands()
 
     @classmethod
     def connect(cls, location: str | Path, config: StoreConfig | None = None, *, adopt_buckets: bool = False) -> Self:
@@ -135,7 +137,9 @@ class ExemplarStore:
         begin = time.perf_counter()
         found: dict[str, Exemplar] = {}
         shelf, buckets = self._fullest(task_hash, device_type, precision, protocol)
-        if shelf is not None:
+        if self.config.strategy == "islands":
+            found = self._draw_from_island(task_hash, shelf or Shelf(device_type), rng, count)
+        elif shelf is not None:
             picks = self.strategy.choose(buckets, count, rng)
             bounds = [
                 part
@@ -150,6 +154,10 @@ class ExemplarStore:
         metrics.DRAWS.labels(self.strategy.name, str(len(found))).inc()
         metrics.DRAW_SECONDS.observe(time.perf_counter() - begin)
         return sorted(found.values(), key=lambda exemplar: exemplar.speedup)
+
+    def home_of(self, prompt: Prompt) -> int | None:
+        """The island on which a prompt's samples are born; None under any other strategy."""
+        return self._drawn.home(prompt.task_hash, frozenset(prompt.exemplar_hashes))
 
     def best(
         self, task_hash: str, device_type: str, *, precision: str | None = None, protocol: str | None = None
@@ -227,8 +235,12 @@ class ExemplarStore:
             self._registered.add(task_hash)
 
     def place_keys(self, exemplar: Exemplar) -> Sequence[str]:
-        """Keys of `place.lua`: exemplars, scores, stats, pins."""
-        return _place_keys(self.keys, exemplar.task_hash, Shelf.of(exemplar))
+        """Keys of `place.lua`: exemplars, scores, stats, pins, islands."""
+        return self.shelf_keys(exemplar.task_hash, Shelf.of(exemplar))
+
+    def shelf_keys(self, task_hash: str, shelf: Shelf) -> Sequence[str]:
+        """As `place_keys`, by task and shelf."""
+        return _shelf_keys(self.keys, task_hash, shelf)
 
     def place_arguments(self, exemplar: Exemplar, *, replace: bool = False) -> list[Any]:
         """Arguments of `place.lua`: what it must know in words, and the packed exemplar."""
@@ -244,6 +256,22 @@ class ExemplarStore:
     def bounds(self, index: int) -> tuple[str, str]:
         """A bucket's range as the server's sorted sets write it: inclusive low, exclusive high."""
         return repr(self.bucketing.low(index)), f"({self.bucketing.high(index)!r}"
+
+    def _draw_from_island(self, task_hash: str, shelf: Shelf, rng: Random, count: int) -> dict[str, Exemplar]:
+        exemplars, scores, _, _, islands = self.shelf_keys(task_hash, shelf)
+        queries = [("ZRANGE", scores, 0, -1, "WITHSCORES"), ("HGETALL", islands)]
+        population = read_population(*self.connection.calls(queries))
+        island = rng.randrange(self.config.islands)
+        ids = choose_ids(population.on(island), self.strategy, self.bucketing, count, rng)
+        entries = self.connection.call("HMGET", exemplars, *ids) if ids else []
+        found = [read_entry(entry) for entry in entries if entry is not None]
+        drawn = {exemplar.candidate_hash: exemplar for exemplar in found}
+        self._drawn.remember(task_hash, frozenset(drawn), island)
+        if population.arrivals >= self.config.island_reset_every:
+            plan = plan_reset(population, self.config.islands, rng)
+            arguments = [self.config.island_reset_every, *(part for emptied in plan for part in emptied)]
+            self.connection.script("reset_islands", [islands], arguments)
+        return drawn
 
     def _insert_batch(self, batch: Sequence[ScriptCall]) -> list[InsertResult]:
         results = [
@@ -294,9 +322,9 @@ class ExemplarStore:
 
 
 @lru_cache(maxsize=4096)
-def _place_keys(keys: Keys, task_hash: str, shelf: Shelf) -> tuple[str, ...]:
-    of_shelf = [keys.shelf(task_hash, name, shelf) for name in ("exemplars", "scores")]
-    return (*of_shelf, *(keys.task(task_hash, name) for name in ("stats", "pins")))
+def _shelf_keys(keys: Keys, task_hash: str, shelf: Shelf) -> tuple[str, ...]:
+    exemplars, scores, islands = (keys.shelf(task_hash, name, shelf) for name in ("exemplars", "scores", "islands"))
+    return exemplars, scores, keys.task(task_hash, "stats"), keys.task(task_hash, "pins"), islands
 
 
 def _batches(exemplars: Iterable[Exemplar], length: int) -> Iterator[list[Exemplar]]:

@@ -101,7 +101,9 @@ class RunStream:
         ])  # fmt: skip
         task = prompt.task_hash
         keys = [self._group(task, prompt.id), self._task(task, "done"), self._task(task, "ledger")]
-        opened = self._connection.script("open_group", keys, [prompt.id, size, pack(prompt.to_json())])
+        home = self.store.home_of(prompt)
+        born_on = "" if home is None else f",{home},"
+        opened = self._connection.script("open_group", keys, [prompt.id, size, pack(prompt.to_json()), born_on])
         if opened == -1:
             raise StoreUsageError(f"group {prompt.id} is open with another size than {size}")
         return bool(opened)
@@ -131,8 +133,7 @@ class RunStream:
             placing = self.store.place_arguments(exemplar)
             keys = list(self.store.place_keys(exemplar))
         else:
-            keys = [self._keys.shelf(task_hash, name, shelf) for name in ("exemplars", "scores")]
-            keys = [*keys, *(self._keys.task(task_hash, name) for name in ("stats", "pins"))]
+            keys = list(self.store.shelf_keys(task_hash, shelf))
         sample = scored.sample
         status, left, size, new, bucket = self._connection.script(
             "record",
