@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from rollout.novelty import copy_of, nearest_distance
+
 from deploy.folder import RunFolder, kernel_file
-from deploy.graph.copies import Nearest, nearest
 from deploy.graph.events import KernelConfirmed, SampleLeft, SeedEvaluated
 from deploy.graph.handles import PromptRefused
 from deploy.graph.ledger import sample_id
@@ -202,16 +203,16 @@ class Recorder:
         return evaluation
 
     async def _record(self, group: Group, sample: Sample, evaluation: Evaluation) -> SampleLeft:
-        near = Nearest()
+        copied, distance = "", None
         if sample.candidate is not None:
-            near = nearest(sample.candidate.source, sample.candidate.content_hash, await self._shown_to(group))
-        scored = ScoredSample(
-            sample=sample, evaluation=evaluation, copy_of=near.copy_of, edit_distance=near.edit_distance
-        )
+            shown = await self._shown_to(group)
+            copied = copy_of(sample.candidate.source, shown)
+            distance = 0.0 if copied else nearest_distance(sample.candidate.source, filter(None, shown.values()))
+        scored = ScoredSample(sample=sample, evaluation=evaluation, copy_of=copied, edit_distance=distance)
         exemplar = None
         if evaluation.outcome == "accepted" and sample.candidate is not None:
             self._run.write_text(kernel_file(group.task_id, sample.id), sample.candidate.source)
-            if not near.copy_of:
+            if not copied:
                 exemplar = self._exemplar(self._task(group), sample.candidate, evaluation)
         progress = await self._in_store(self._stream.record, scored, exemplar)
         if progress.complete:

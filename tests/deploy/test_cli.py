@@ -70,7 +70,7 @@ def test_version_prints_all_three() -> None:
         (["train", "demo", "--learner.setps", "3"], "did you mean learner.steps?"),
         (["train", "demo", "--run.tasks", "kernelbench:9/999"], "KernelBench is not at hand"),
         (["train", "demo", "--run.tasks", "procedural:no_such_family/1"], "no_such_family"),
-        (["train", "demo", "--rollout.temperature", "0.3", "--learner.temperature", "0.4"], "must be equal"),
+        (["train", "demo", "--rollout.sampling.temperature", "0.3"], "must be equal"),
         (["train", "--resume", "19990101"], "There is no run 19990101"),
         (["nosuch"], "No such command"),
     ],
