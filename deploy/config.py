@@ -151,9 +151,13 @@ class Config(Section):
             )
         return self
 
+    def device_types(self) -> dict[str, int]:
+        """Device types that are measured on, with their number of evaluators; a count of 0 takes a preset's type out."""
+        return {device_type: count for device_type, count in self.evaluator.pool.items() if count > 0}
+
     def on_gpu(self) -> bool:
         """True when any evaluator measures on a GPU."""
-        return any(device_type != "cpu" for device_type in self.evaluator.pool)
+        return any(device_type != "cpu" for device_type in self.device_types())
 
     def to_toml(self) -> str:
         """The tree as TOML that reads back to an equal tree."""

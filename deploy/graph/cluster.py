@@ -36,7 +36,7 @@ def requests_of(config: Config) -> list[Request]:
             "evaluator", count, cluster.evaluator_cpus, 0.0 if device_type == "cpu" else cluster.evaluator_gpus,
             "" if device_type == "cpu" else device_type, setting=f"evaluator.pool.{device_type}",
         )
-        for device_type, count in config.evaluator.pool.items()
+        for device_type, count in config.device_types().items()
     ]  # fmt: skip
     requests.append(
         Request(

@@ -68,7 +68,7 @@ Reader = Callable[[int], Iterator[dict[str, Any]]]
 def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
     """The coordinator's numbers from the configuration."""
     cluster, learner = config.cluster, config.learner
-    types = list(config.evaluator.pool)
+    types = list(config.device_types())
     return RunPlan(
         run_id=run_id,
         targets=tuple((task.id, device_type) for task in tasks for device_type in types),
@@ -78,7 +78,7 @@ def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
         max_groups=config.run.max_groups,
         max_staleness=config.rollout.staleness.max_staleness,
         concurrent_groups=config.rollout.staleness.max_groups_in_flight,
-        concurrent_scores=2 * sum(config.evaluator.pool.values()),
+        concurrent_scores=2 * sum(config.device_types().values()),
         seeds=config.run.seed_kernels,
         confirm=config.run.confirm,
         confirm_above=max(1.0, config.run.require_speedup),

@@ -30,8 +30,8 @@ from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Pro
 pytestmark = pytest.mark.heavy
 TASKS = [Task(id=f"file:{name}", source=f"class Model: {name} = 1") for name in ("a", "b")]
 SETTINGS = [
-    "--evaluator.pool.H100", "0", "--evaluator.pool.cpu", "1", "--evaluator.protocol", "sequential", "--learner.steps", "3",
-    "--learner.grpo.groups_per_step", "2",
+    "--evaluator.pool.H100", "0", "--evaluator.pool.cpu", "1", "--evaluator.protocol", "sequential",
+    "--learner.steps", "3", "--learner.grpo.groups_per_step", "2",
     "--rollout.staleness.max_staleness", "0", "--rollout.sampling.group_size", "3", "--cluster.take_turns", "true",
     "--cluster.generator_gpus", "0", "--cluster.learner_gpus", "0", "--cluster.generator_cpus", "0.1",
     "--cluster.learner_cpus", "0.1", "--cluster.evaluator_cpus", "0.1", "--cluster.attempts", "5",
