@@ -152,7 +152,7 @@ class Config(Section):
         return self
 
     def device_types(self) -> dict[str, int]:
-        """Device types that are measured on, with their number of evaluators; a count of 0 takes a preset's type out."""
+        """Device types that are measured on, with their number of evaluators; a count of 0 takes a type out."""
         return {device_type: count for device_type, count in self.evaluator.pool.items() if count > 0}
 
     def on_gpu(self) -> bool:
