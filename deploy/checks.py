@@ -128,8 +128,6 @@ def _redis_server() -> Check:
 
 
 def _sandbox() -> Check:
-    if importlib.util.find_spec("evaluator.worker.sandbox") is None:
-        return Check("sandbox", "warn", "the evaluator has no sandbox module")
     works, text = _import("from deploy.sandbox_probe import main; main()")
     if not works or not text:
         return Check("sandbox", "fail", f"no layer works here ({text}): candidates run only with allow_unsandboxed")

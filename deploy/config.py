@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Literal, Self
 
 from evaluator.config import EvaluatorConfig
-from exemplar_store.config import StoreConfig
 from learner.config import LearnerConfig
 from pydantic import Field, model_validator
 from rollout.config import RolloutConfig
 
 from deploy.resolve import Tree, merge, parse_overrides, read_tree, to_toml, validate
+from exemplar_store.config import StoreConfig
 from tasks.config import Section
 from tasks.records.base import digest
 
@@ -31,8 +31,6 @@ class RunConfig(Section):
     """Selectors of the tasks: `procedural:row_norm/0-15`, `kernelbench:1`, a file or a folder of one's own."""
     size: Literal["cpu", "gpu"] = "gpu"
     """Size of procedural tasks."""
-    samples_per_group: int = Field(default=8, ge=2)
-    """Samples of one prompt: the G of GRPO."""
     max_groups: int = Field(default=0, ge=0)
     """Groups formed at most, dropped ones included; 0 forms as many as the learner's steps need."""
     partial_steps: bool = False
@@ -93,8 +91,6 @@ class ClusterConfig(Timeouts):
     """Generate, evaluate and learn one after the other, because they share one device or a few cores."""
     attempts: int = Field(default=2, ge=1)
     """How often a sample is drawn, and how often it is evaluated, before it is given up."""
-    concurrent_groups: int = Field(default=16, ge=1)
-    """Groups with samples in flight at most."""
     restarts: int = Field(default=8, ge=-1)
     """How often Ray starts a dead actor again; -1 for ever."""
 
@@ -125,28 +121,43 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.rollout.temperature != self.learner.temperature:
+        sampling, learner = self.rollout.sampling, self.learner
+        if sampling.temperature != learner.temperature:
             raise ValueError(
-                f"rollout.temperature = {self.rollout.temperature:g} and learner.temperature = "
-                f"{self.learner.temperature:g} must be equal: the learner computes log-probabilities at the sampler's"
+                f"rollout.sampling.temperature = {sampling.temperature:g} and learner.temperature = "
+                f"{learner.temperature:g} must be equal: the learner computes log-probabilities at the sampler's"
+            )
+        if self.rollout.staleness.max_staleness > learner.grpo.max_staleness:
+            raise ValueError(
+                f"rollout.staleness.max_staleness = {self.rollout.staleness.max_staleness} lets groups be formed that "
+                f"learner.grpo.max_staleness = {learner.grpo.max_staleness} drops: lower the first or raise the second"
+            )
+        if sampling.group_size < 2:
+            raise ValueError("rollout.sampling.group_size = 1 leaves nothing to compare within a group: set 2 or more")
+        if learner.policy.model not in ("", self.rollout.model):
+            raise ValueError(
+                f"learner.policy.model = {learner.policy.model!r} and rollout.model = {self.rollout.model!r} must be "
+                f"the same: leave learner.policy.model empty"
             )
         if self.cluster.evaluator_gpus < 1 and self.on_gpu() and not self.cluster.take_turns:
             raise ValueError(
                 f"cluster.evaluator_gpus = {self.cluster.evaluator_gpus:g} shares a GPU that is timed on: "
                 f"set cluster.take_turns = true, or cluster.evaluator_gpus = 1"
             )
-        if self.cluster.take_turns and self.learner.grpo.max_staleness == 0 and self.run.max_groups:
-            least = self.learner.grpo.groups_per_step
-            if self.run.max_groups < least:
-                raise ValueError(
-                    f"run.max_groups = {self.run.max_groups} is below learner.grpo.groups_per_step = {least}: "
-                    f"no step could be taken"
-                )
+        if 0 < self.run.max_groups < learner.grpo.groups_per_step and not self.run.partial_steps:
+            raise ValueError(
+                f"run.max_groups = {self.run.max_groups} is below learner.grpo.groups_per_step = "
+                f"{learner.grpo.groups_per_step}: no step could be taken"
+            )
         return self
+
+    def device_types(self) -> dict[str, int]:
+        """Device types that are measured on, with their number of evaluators; a count of 0 takes a type out."""
+        return {device_type: count for device_type, count in self.evaluator.pool.items() if count > 0}
 
     def on_gpu(self) -> bool:
         """True when any evaluator measures on a GPU."""
-        return any(device_type != "cpu" for device_type in self.evaluator.pool)
+        return any(device_type != "cpu" for device_type in self.device_types())
 
     def to_toml(self) -> str:
         """The tree as TOML that reads back to an equal tree."""

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-SAMPLES = Gauge("kontrast_samples", "Samples of the run by where they are.", ["state"])
+SAMPLES = Gauge("kontrast_run_samples", "Samples of the run by where they are.", ["state"])
 """`state` is one of the sample ledger's figures; dispatched equals the sum of the others."""
-GROUPS = Gauge("kontrast_groups", "Groups of the run by what became of them.", ["state"])
+GROUPS = Gauge("kontrast_run_groups", "Groups of the run by what became of them.", ["state"])
 """`state` is one of the group ledger's figures; formed equals the sum of the others."""
-PHASE = Gauge("kontrast_phase", "1 for the phase that the run is in, else 0.", ["phase"])
-POLICY_STEP = Gauge("kontrast_policy_step", "Optimizer steps of the surviving lineage.")
+PHASE = Gauge("kontrast_run_phase", "1 for the phase that the run is in, else 0.", ["phase"])
+POLICY_STEP = Gauge("kontrast_run_policy_step", "Optimizer steps of the surviving lineage.")
 EVALUATIONS = Counter(
-    "kontrast_evaluations_total", "Evaluations of samples and seed kernels.", ["device_type", "outcome", "reason"]
+    "kontrast_run_evaluations_total", "Evaluations of samples and seed kernels.", ["device_type", "outcome", "reason"]
 )
 SPEEDUP = Histogram(
-    "kontrast_speedup", "Speedup of accepted samples over their reference.", ["device_type"],
+    "kontrast_run_speedup", "Speedup of accepted samples over their reference.", ["device_type"],
     buckets=(0.25, 0.5, 0.8, 0.95, 1.0, 1.05, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0),
 )  # fmt: skip
-BEST_SPEEDUP = Gauge("kontrast_best_speedup", "Best new accepted kernel of a task.", ["task", "device_type"])
-NEW_TOKENS = Counter("kontrast_rollout_tokens_total", "Tokens of samples that left.")
-COPIES = Counter("kontrast_copies_total", "Accepted samples that equal a seed or shown exemplar.")
-STEP_FIGURES = Gauge("kontrast_learner_figure", "The learner's own figures of its latest step.", ["figure"])
-PUBLISH_SECONDS = Gauge("kontrast_publish_seconds", "Seconds of the latest publication by phase.", ["phase"])
-COORDINATOR_STARTS = Gauge("kontrast_coordinator_incarnation", "How often a coordinator has taken the run over.")
+BEST_SPEEDUP = Gauge("kontrast_run_best_speedup", "Best new accepted kernel of a task.", ["task", "device_type"])
+NEW_TOKENS = Counter("kontrast_run_tokens_total", "Tokens of samples that left.")
+COPIES = Counter("kontrast_run_copies_total", "Accepted samples that equal a seed or shown exemplar.")
+STEP_FIGURES = Gauge("kontrast_run_learner_figure", "The learner's own figures of its latest step.", ["figure"])
+PUBLISH_SECONDS = Gauge("kontrast_run_publish_seconds", "Seconds of the latest publication by phase.", ["phase"])
+COORDINATOR_STARTS = Gauge("kontrast_run_coordinator_incarnation", "How often a coordinator has taken the run over.")

@@ -55,8 +55,10 @@ def read_tasks(config: Config) -> list[Task]:
 
     if not config.run.tasks:
         raise UsageError("run.tasks is empty: name tasks, such as --run.tasks procedural:row_norm/0-15.")
-    if not config.evaluator.pool:
-        raise UsageError("evaluator.pool is empty: say how many evaluators of which type, such as cpu = 1 or H100 = 4.")
+    if not config.device_types():
+        raise UsageError(
+            "evaluator.pool names no evaluator: say how many evaluators of which type, such as cpu = 1 or H100 = 4."
+        )
     found: dict[str, Task] = {}
     for selector in config.run.tasks:
         for task in list_tasks(selector, size=config.run.size):

@@ -14,12 +14,12 @@ from deploy.folder import RunFolder
 from deploy.graph.coordinator import Coordinator
 from deploy.graph.events import KernelConfirmed, SampleLeft, SeedEvaluated
 from deploy.graph.plan import RunPlan
-from deploy.graph.recorder import Completion, Recorder, Rules, Tools
+from deploy.graph.recorder import Recorder, Rules, Tools
 from deploy.graph.remote import remote_handles
 from deploy.graph.state import Group
 from exemplar_store import ExemplarStore, RunStream, StoreConfig
 from tasks.integrity import check_integrity
-from tasks.records import Prompt, Task
+from tasks.records import Prompt, Sample, Task
 
 
 class CoordinatorActor:
@@ -68,13 +68,13 @@ class RecorderActor:
         """Samples leave unevaluated."""
         await self._recorder.cancel(group, indices)
 
-    async def score(self, group: Group, completion: Completion, *, last: bool) -> SampleLeft:
-        """Reads, evaluates and records one completion."""
-        return await self._recorder.score(group, completion, last=last)
+    async def score(self, group: Group, sample: Sample, *, last: bool) -> SampleLeft:
+        """Evaluates and records one sample."""
+        return await self._recorder.score(group, sample, last=last)
 
-    async def give_up(self, group: Group, completion: Completion) -> SampleLeft:
-        """Records one completion as unscored."""
-        return await self._recorder.give_up(group, completion)
+    async def give_up(self, group: Group, sample: Sample) -> SampleLeft:
+        """Records one sample as unscored."""
+        return await self._recorder.give_up(group, sample)
 
     async def confirm(self, group: Group, sample_id: str) -> KernelConfirmed:
         """Measures a kernel again."""

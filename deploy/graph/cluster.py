@@ -36,7 +36,7 @@ def requests_of(config: Config) -> list[Request]:
             "evaluator", count, cluster.evaluator_cpus, 0.0 if device_type == "cpu" else cluster.evaluator_gpus,
             "" if device_type == "cpu" else device_type, setting=f"evaluator.pool.{device_type}",
         )
-        for device_type, count in config.evaluator.pool.items()
+        for device_type, count in config.device_types().items()
     ]  # fmt: skip
     requests.append(
         Request(
@@ -90,13 +90,11 @@ def joined(config: Config) -> Iterator[Any]:
 
 def _unreachable(address: str, error: Exception) -> str:
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if "uthenticat" in str(error) or "token" in str(error).lower():
-        return (
-            f"The Ray cluster at {address} asks for a token ({first}): set RAY_AUTH_MODE=token and give the token by "
-            f"RAY_AUTH_TOKEN_PATH, as the head node's ~/.ray/auth_token holds it; see docs/cluster.md."
-        )
     if address:
-        return f"No Ray cluster answers at {address} ({first}): check cluster.address and RAY_ADDRESS."
+        return (
+            f"No Ray cluster answers at {address} ({first}): check cluster.address and RAY_ADDRESS, and, where the "
+            f"cluster asks for a token, RAY_AUTH_MODE and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (docs/cluster.md)."
+        )
     return f"Ray does not start on this machine ({first}): run kontrast doctor."
 
 

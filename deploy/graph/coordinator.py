@@ -178,14 +178,11 @@ class Coordinator:
         """Groups that may be formed now: the staleness capacity, within what the run still needs."""
         if self._stopping or self.state.step >= self.plan.steps or not self._open_targets():
             return 0
-        alive = self.state.alive_groups()
+        alive, in_progress = self.state.alive_groups(), len(self.state.unfinished_groups())
         wanted = self.plan.steps * self.plan.groups_per_step - alive
         if self.plan.max_groups:
             wanted = min(wanted, self.plan.max_groups - len(self.state.groups))
-        in_progress = len(self.state.unfinished_groups())
-        return max(
-            0, min(self.plan.capacity(self.state.step, alive), wanted, self.plan.concurrent_groups - in_progress)
-        )
+        return max(0, min(self.plan.capacity(self.state.step, alive, in_progress), wanted))
 
     def _open_targets(self) -> list[tuple[str, str]]:
         return [target for target in self.plan.targets if target[0] not in self.state.skipped]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rollout.staleness import StalenessState
+
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -42,10 +44,10 @@ class RunPlan:
     publish_timeout_s: float = 300.0
     grace_s: float = 30.0
 
-    def capacity(self, step: int, alive: int) -> int:
-        """Groups that may be formed without any of them becoming too old (AReaL, arXiv 2505.24298, Eq. 3).
-
-        A group formed now is trained at the latest in step `alive / groups_per_step`, counted from 0; that step may
-        be at most `max_staleness` ahead of the present one.
-        """
-        return (step + self.max_staleness + 1) * self.groups_per_step - alive
+    def capacity(self, step: int, alive: int, in_progress: int) -> int:
+        """Groups that may be formed now: `alive` are trained or may still be, `in_progress` of them are not whole."""
+        state = StalenessState(
+            self.groups_per_step, self.max_staleness, self.concurrent_groups, version=step, running=in_progress,
+            accepted=alive - in_progress,
+        )  # fmt: skip
+        return state.capacity

@@ -16,19 +16,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from rollout.novelty import copy_of, nearest_distance
+
 from deploy.folder import RunFolder, kernel_file
-from deploy.graph.copies import Nearest, nearest
 from deploy.graph.events import KernelConfirmed, SampleLeft, SeedEvaluated
 from deploy.graph.handles import PromptRefused
 from deploy.graph.ledger import sample_id
 from deploy.graph.state import Group
 from exemplar_store import CacheKey, ExemplarStore, RunStream
+from rollout import parse_completion
 from tasks.records import Candidate, Evaluation, Exemplar, Prompt, Sample, ScoredSample, Task
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 REFUSING = ("reference_failed", "too_large")
 """Unscored reasons that say something about the task, not about the candidate or the machine."""
+UNREADABLE = {
+    "no_code": "The completion holds no code block.",
+    "truncated": "The completion reached the token limit before its code ended.",
+    "too_large": "The completion or its code is too large to be read.",
+    "not_text": "The completion is not valid text.",
+}
+"""What is said of a completion without a candidate, by the parser's finding."""
 
 
 class Evaluate(Protocol):
@@ -38,25 +47,11 @@ class Evaluate(Protocol):
 
 
 @dataclass(frozen=True)
-class Completion:
-    """What the recorder needs of an engine's completion."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    policy_versions: tuple[Any, ...]
-    finish_reason: Any
-
-
-@dataclass(frozen=True)
 class Tools:
     """What other packages do for the recorder."""
 
     build_prompt: Callable[[Task, Sequence[Exemplar], Group], Prompt]
     """Raises PromptRefused when the task does not fit."""
-    read_source: Callable[[str], tuple[str | None, str]]
-    """Completion text -> (source or None, what was wrong)."""
     seed_kernels: Callable[[Task], Sequence[tuple[str, str]]]
     """Task -> (name, source) of its seed kernels."""
     evaluate: Evaluate
@@ -120,21 +115,20 @@ class Recorder:
         await self._in_store(self._stream.cancel, [sample_id(group.id, index) for index in indices])
         await self._in_store(self._stream.relay)
 
-    async def score(self, group: Group, completion: Completion, *, last: bool) -> SampleLeft:
-        """Reads, evaluates and records one completion; see `handles.Scorers.score`."""
-        task, sample = self._task(group), self._sample(group, completion)
+    async def score(self, group: Group, sample: Sample, *, last: bool) -> SampleLeft:
+        """Evaluates and records one sample; see `handles.Scorers.score`."""
+        task = self._task(group)
         if sample.candidate is None:
-            _, problem = self._tools.read_source(completion.text)
-            evaluation = self._unreadable(group, task, problem)
+            evaluation = self._unreadable(group, task, sample)
         else:
             evaluation = await self._evaluation(task, sample.candidate, group.device_type)
         if evaluation.outcome == "unscored" and not last:
             return self._event(group, ScoredSample(sample=sample, evaluation=evaluation))
         return await self._record(group, sample, evaluation)
 
-    async def give_up(self, group: Group, completion: Completion) -> SampleLeft:
-        """Records one completion as unscored, because no evaluator lived long enough."""
-        task, sample = self._task(group), self._sample(group, completion)
+    async def give_up(self, group: Group, sample: Sample) -> SampleLeft:
+        """Records one sample as unscored, because no evaluator lived long enough."""
+        task = self._task(group)
         evaluation = Evaluation(
             outcome="unscored", reason="evaluator_lost", step="load", message="Every evaluator asked was lost.",
             task_id=task.id, task_hash=task.content_hash, device_type=group.device_type,
@@ -173,16 +167,6 @@ class Recorder:
     def _task(self, group: Group) -> Task:
         return self._tasks[group.task_id]
 
-    def _sample(self, group: Group, completion: Completion) -> Sample:
-        identifier = sample_id(group.id, completion.index)
-        source, _ = self._tools.read_source(completion.text)
-        return Sample(
-            id=identifier, prompt_id=group.id, index=completion.index, text=completion.text,
-            token_ids=completion.token_ids, logprobs=completion.logprobs, policy_versions=completion.policy_versions,
-            finish_reason=completion.finish_reason,
-            candidate=None if source is None else Candidate(source=source, origin="sample", detail=identifier),
-        )  # fmt: skip
-
     async def _evaluation(self, task: Task, candidate: Candidate, device_type: str) -> Evaluation:
         """From the measurement cache, else measured; what is measured is cached when it is recorded or filed."""
         key = CacheKey(
@@ -202,16 +186,16 @@ class Recorder:
         return evaluation
 
     async def _record(self, group: Group, sample: Sample, evaluation: Evaluation) -> SampleLeft:
-        near = Nearest()
+        copied, distance = "", None
         if sample.candidate is not None:
-            near = nearest(sample.candidate.source, sample.candidate.content_hash, await self._shown_to(group))
-        scored = ScoredSample(
-            sample=sample, evaluation=evaluation, copy_of=near.copy_of, edit_distance=near.edit_distance
-        )
+            shown = await self._shown_to(group)
+            copied = copy_of(sample.candidate.source, shown)
+            distance = 0.0 if copied else nearest_distance(sample.candidate.source, filter(None, shown.values()))
+        scored = ScoredSample(sample=sample, evaluation=evaluation, copy_of=copied, edit_distance=distance)
         exemplar = None
         if evaluation.outcome == "accepted" and sample.candidate is not None:
             self._run.write_text(kernel_file(group.task_id, sample.id), sample.candidate.source)
-            if not near.copy_of:
+            if not copied:
                 exemplar = self._exemplar(self._task(group), sample.candidate, evaluation)
         progress = await self._in_store(self._stream.record, scored, exemplar)
         if progress.complete:
@@ -236,9 +220,10 @@ class Recorder:
             measurement=measurement, labels=evaluation.labels, origin=candidate.detail,
         )  # fmt: skip
 
-    def _unreadable(self, group: Group, task: Task, problem: str) -> Evaluation:
+    def _unreadable(self, group: Group, task: Task, sample: Sample) -> Evaluation:
+        problem = parse_completion(sample.text, cut=sample.finish_reason == "length").error or "no_code"
         return Evaluation(
-            outcome="rejected", reason="contract", step="screen", message=problem or "No code could be read.",
+            outcome="rejected", reason="contract", step="screen", message=UNREADABLE[problem],
             task_id=task.id, task_hash=task.content_hash, candidate_hash="", device_type=group.device_type,
             precision=task.precision,
         )  # fmt: skip

@@ -68,17 +68,17 @@ Reader = Callable[[int], Iterator[dict[str, Any]]]
 def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
     """The coordinator's numbers from the configuration."""
     cluster, learner = config.cluster, config.learner
-    types = list(config.evaluator.pool)
+    types = list(config.device_types())
     return RunPlan(
         run_id=run_id,
         targets=tuple((task.id, device_type) for task in tasks for device_type in types),
         steps=learner.steps,
         groups_per_step=learner.grpo.groups_per_step,
-        samples_per_group=config.run.samples_per_group,
+        samples_per_group=config.rollout.sampling.group_size,
         max_groups=config.run.max_groups,
-        max_staleness=learner.grpo.max_staleness,
-        concurrent_groups=cluster.concurrent_groups,
-        concurrent_scores=2 * sum(config.evaluator.pool.values()),
+        max_staleness=config.rollout.staleness.max_staleness,
+        concurrent_groups=config.rollout.staleness.max_groups_in_flight,
+        concurrent_scores=2 * sum(config.device_types().values()),
         seeds=config.run.seed_kernels,
         confirm=config.run.confirm,
         confirm_above=max(1.0, config.run.require_speedup),

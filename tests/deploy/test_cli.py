@@ -70,7 +70,7 @@ def test_version_prints_all_three() -> None:
         (["train", "demo", "--learner.setps", "3"], "did you mean learner.steps?"),
         (["train", "demo", "--run.tasks", "kernelbench:9/999"], "KernelBench is not at hand"),
         (["train", "demo", "--run.tasks", "procedural:no_such_family/1"], "no_such_family"),
-        (["train", "demo", "--rollout.temperature", "0.3", "--learner.temperature", "0.4"], "must be equal"),
+        (["train", "demo", "--rollout.sampling.temperature", "0.3"], "must be equal"),
         (["train", "--resume", "19990101"], "There is no run 19990101"),
         (["nosuch"], "No such command"),
     ],
@@ -88,6 +88,22 @@ def test_a_stray_module_on_the_path_is_named(tmp_path: Path) -> None:
     done = kontrast("doctor", path=str(tmp_path))
     assert done.returncode == 2
     assert str(tmp_path / "learner.py") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("stray", ["tasks.py", "deploy/__init__.py", "learner/__init__.py"])
+def test_a_working_folder_with_names_of_ours_ends_in_a_sentence(tmp_path: Path, stray: str) -> None:
+    """As under `ray job submit --working-dir`: the folder is first on PYTHONPATH, the script lies elsewhere."""
+    (tmp_path / stray).parent.mkdir(exist_ok=True)
+    (tmp_path / stray).write_text("raise RuntimeError('a stranger ran')\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(project_root())])}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import kontrast_entry; kontrast_entry.main()", "--version"],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert str(tmp_path / stray) in done.stderr
+    assert str(project_root()) in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -153,7 +153,7 @@ def test_a_follower_writes_each_event_once_also_when_it_comes_back(tmp_path: Pat
 
 def test_metrics_are_served_and_announced(tmp_path: Path) -> None:
     state = RunState.replay(story())
-    before = REGISTRY.get_sample_value("kontrast_rollout_tokens_total") or 0.0
+    before = REGISTRY.get_sample_value("kontrast_run_tokens_total") or 0.0
     RunMetrics().update(state, story())
     exporter = Exporter(tmp_path, "run").start()
     try:
@@ -164,10 +164,10 @@ def test_metrics_are_served_and_announced(tmp_path: Path) -> None:
     finally:
         exporter.stop()
         exporter.stop()
-    assert 'kontrast_samples{state="accepted"} 3.0' in text
-    assert 'kontrast_phase{phase="generating"} 1.0' in text
-    assert 'kontrast_learner_figure{figure="loss"} 0.25' in text
-    assert REGISTRY.get_sample_value("kontrast_rollout_tokens_total") == before + 400
+    assert 'kontrast_run_samples{state="accepted"} 3.0' in text
+    assert 'kontrast_run_phase{phase="generating"} 1.0' in text
+    assert 'kontrast_run_learner_figure{figure="loss"} 0.25' in text
+    assert REGISTRY.get_sample_value("kontrast_run_tokens_total") == before + 400
     assert not list(tmp_path.iterdir())
 
 

@@ -12,10 +12,10 @@ import pytest
 from deploy.folder import RunFolder
 from deploy.graph.events import SampleLeft
 from deploy.graph.handles import PromptRefused
-from deploy.graph.recorder import Completion, Recorder, Rules, Tools
+from deploy.graph.recorder import Recorder, Rules, Tools
 from deploy.graph.state import Group
 from exemplar_store import ExemplarStore, RunStream
-from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Prompt, Task
+from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Prompt, Sample, Task
 
 TASK = Task(id="file:abc", source="class Model: pass")
 GROUP = Group("r1-g00000", TASK.id, "cpu", 3, 0)
@@ -32,7 +32,7 @@ class Bench:
         self.recorder = self.fresh()
 
     def fresh(self) -> Recorder:
-        tools = Tools(self.build_prompt, self.read_source, lambda task: SEEDS, self.evaluate)
+        tools = Tools(self.build_prompt, lambda task: SEEDS, self.evaluate)
         return Recorder(self.run, self.store, {TASK.id: TASK}, tools, Rules(protocol="sequential"))
 
     def build_prompt(self, task: Task, exemplars: Any, group: Group) -> Prompt:
@@ -40,9 +40,6 @@ class Bench:
             id=group.id, run_id="r1", task_id=task.id, task_hash=task.content_hash, device_type="cpu", text="Go.",
             exemplar_hashes=tuple(e.candidate_hash for e in exemplars),
         )  # fmt: skip
-
-    def read_source(self, text: str) -> tuple[str | None, str]:
-        return (None, "No code block.") if text.startswith("?") else (text, "")
 
     async def evaluate(self, task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
         self.evaluated.append(candidate.source)
@@ -67,8 +64,12 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.store.close()
 
 
-def completion(index: int, text: str) -> Completion:
-    return Completion(index, text, (1, 2), (-0.1, -0.2), (PolicyVersion(epoch=0, step=0),), "stop")
+def sample(index: int, text: str) -> Sample:
+    candidate = None if text.startswith("?") else Candidate(source=text, origin="sample", detail=f"{GROUP.id}/{index}")
+    return Sample(
+        id=f"{GROUP.id}/{index}", prompt_id=GROUP.id, index=index, text=text, token_ids=(1, 2), logprobs=(-0.1, -0.2),
+        policy_versions=(PolicyVersion(),), candidate=candidate,
+    )  # fmt: skip
 
 
 def test_one_group_by_hand(bench: Bench) -> None:
@@ -82,7 +83,7 @@ def test_one_group_by_hand(bench: Bench) -> None:
         ]  # fmt: skip
         await bench.recorder.open_group(GROUP)
         texts = ["seed = 2  # mine", "fresh = 1", "? sorry"]
-        return [await bench.recorder.score(GROUP, completion(i, text), last=True) for i, text in enumerate(texts)]
+        return [await bench.recorder.score(GROUP, sample(i, text), last=True) for i, text in enumerate(texts)]
 
     copy, new, unreadable = asyncio.run(go())
     assert (copy.outcome, copy.label) == ("accepted", "copy")
@@ -108,7 +109,7 @@ def test_a_shown_exemplar_that_comes_back_is_a_copy_also_after_a_restart(bench: 
         shown = next(source for _, source in SEEDS if Candidate(source=source).content_hash in prompt.exemplar_hashes)
         again = bench.fresh()
         assert await again.open_group(GROUP) == prompt
-        await again.score(GROUP, completion(0, shown), last=True)
+        await again.score(GROUP, sample(0, shown), last=True)
         return (await again.recorded(GROUP))[0]
 
     event = asyncio.run(go())
@@ -121,7 +122,7 @@ def test_unscored_is_recorded_only_at_the_last_attempt(bench: Bench) -> None:
         await bench.recorder.open_group(GROUP)
         counts = []
         for last in (False, True, True):
-            await bench.recorder.score(GROUP, completion(0, "lost"), last=last)
+            await bench.recorder.score(GROUP, sample(0, "lost"), last=last)
             counts.append(len(await bench.recorder.recorded(GROUP)))
         return counts
 
@@ -131,7 +132,7 @@ def test_unscored_is_recorded_only_at_the_last_attempt(bench: Bench) -> None:
 def test_given_up_and_cancelled_samples_complete_the_group(bench: Bench) -> None:
     async def go() -> list[SampleLeft]:
         await bench.recorder.open_group(GROUP)
-        await bench.recorder.give_up(GROUP, completion(0, "wrong"))
+        await bench.recorder.give_up(GROUP, sample(0, "wrong"))
         await bench.recorder.cancel(GROUP, [1, 2])
         return await bench.recorder.recorded(GROUP)
 
@@ -140,7 +141,7 @@ def test_given_up_and_cancelled_samples_complete_the_group(bench: Bench) -> None
 
 def test_a_task_too_large_for_its_seeds_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.recorder, "_tools", Tools(
-        bench.build_prompt, bench.read_source, lambda task: (("one", "huge"),), bench.evaluate
+        bench.build_prompt, lambda task: (("one", "huge"),), bench.evaluate
     ))  # fmt: skip
     with pytest.raises(PromptRefused) as caught:
         asyncio.run(bench.recorder.seed(TASK.id, "cpu"))
@@ -150,7 +151,7 @@ def test_a_task_too_large_for_its_seeds_is_refused(bench: Bench, monkeypatch: py
 def test_a_confirmation_measures_the_file_by_the_full_protocol(bench: Bench) -> None:
     async def go() -> Any:
         await bench.recorder.open_group(GROUP)
-        event = await bench.recorder.score(GROUP, completion(0, "fresh = 1"), last=True)
+        event = await bench.recorder.score(GROUP, sample(0, "fresh = 1"), last=True)
         return await bench.recorder.confirm(GROUP, event.sample_id)
 
     confirmed = asyncio.run(go())

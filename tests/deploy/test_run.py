@@ -20,19 +20,19 @@ from deploy.folder import RunFolder
 from deploy.graph.events import CoordinatorStarted, Event, GroupFormed, SampleLeft, StepLearned, VersionPublished
 from deploy.graph.handles import Learned, Standing
 from deploy.graph.ledger import Ledger
-from deploy.graph.recorder import Completion, Tools
+from deploy.graph.recorder import Tools
 from deploy.graph.run import Setting, Workers, execute
 from deploy.graph.state import RunState
 from deploy.observe.follow import Follower
 from exemplar_store import ExemplarStore, RunStream
-from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Prompt, Task
+from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Prompt, Sample, Task
 
 pytestmark = pytest.mark.heavy
 TASKS = [Task(id=f"file:{name}", source=f"class Model: {name} = 1") for name in ("a", "b")]
 SETTINGS = [
-    "--evaluator.pool.cpu", "1", "--evaluator.protocol", "sequential", "--learner.steps", "3",
-    "--learner.grpo.groups_per_step", "2",
-    "--learner.grpo.max_staleness", "0", "--run.samples_per_group", "3", "--cluster.take_turns", "true",
+    "--evaluator.pool.H100", "0", "--evaluator.pool.cpu", "1", "--evaluator.protocol", "sequential",
+    "--learner.steps", "3", "--learner.grpo.groups_per_step", "2",
+    "--rollout.staleness.max_staleness", "0", "--rollout.sampling.group_size", "3", "--cluster.take_turns", "true",
     "--cluster.generator_gpus", "0", "--cluster.learner_gpus", "0", "--cluster.generator_cpus", "0.1",
     "--cluster.learner_cpus", "0.1", "--cluster.evaluator_cpus", "0.1", "--cluster.attempts", "5",
 ]  # fmt: skip
@@ -53,7 +53,11 @@ class FakeGenerator:
         for index in indices:
             time.sleep(0.15)
             yield index, 2, False
-            yield Completion(index, f"x = '{prompt.id}/{index}'", (1, 2), (-0.1, -0.2), (self.version,), "stop")
+            name = f"{prompt.id}/{index}"
+            yield Sample(
+                id=name, prompt_id=prompt.id, index=index, text="", token_ids=(1, 2), logprobs=(-0.1, -0.2),
+                policy_versions=(self.version,), candidate=Candidate(source=f"x = {name!r}", detail=name),
+            )  # fmt: skip
 
 
 class FakeEvaluator:
@@ -132,7 +136,7 @@ def make_tools(evaluator: Any) -> Tools:
             device_type="cpu", text="Go.", exemplar_hashes=tuple(e.candidate_hash for e in exemplars),
         )  # fmt: skip
 
-    return Tools(build_prompt, lambda text: (text, ""), lambda task: [("seed", "seed = 1")], evaluate)
+    return Tools(build_prompt, lambda task: [("seed", "seed = 1")], evaluate)
 
 
 def make_workers(ray: Any, setting: Setting) -> Workers:

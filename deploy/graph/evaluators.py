@@ -1,0 +1,169 @@
+"""The evaluators of a run: one actor per device, found by GPU type, each with a queue of its own.
+
+Invariants: a candidate goes only to a device of the type it was asked for; candidates of one task stay on one
+evaluator, in order, as long as no other of the type is idle while theirs has a queue; confirmations go before
+explorations; an evaluator that died is asked again only after another one, if there is another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deploy.graph.handles import WorkerLost
+from deploy.graph.placement import label_selector
+from deploy.graph.remote import ask
+from evaluator.config import EvaluatorConfig
+from tasks.integrity import check_integrity
+from tasks.records import Candidate, Evaluation, Task
+
+_log = logging.getLogger(__name__)
+CONFIRMATION, EXPLORATION = 0, 1
+
+
+@dataclass
+class Loads:
+    """Who gets the next candidate, among the evaluators of one type; pure."""
+
+    waiting: list[int]
+    """Candidates queued or running at each evaluator."""
+    home: dict[str, int] = field(default_factory=dict)
+    """Task -> the evaluator that holds its reference warm."""
+
+    def choose(self, task: str, avoid: int | None = None) -> int:
+        """The task's own evaluator, unless it is busy while another is idle; `avoid` is the one that just failed."""
+        free = [number for number in range(len(self.waiting)) if number != avoid] or [0]
+        least = min(free, key=lambda number: (self.waiting[number], number))
+        home = self.home.get(task)
+        if home in free and (self.waiting[home] == 0 or self.waiting[least] > 0):
+            return home
+        self.home[task] = least
+        return least
+
+
+class Gate:
+    """One evaluator's queue: one candidate at a time, by priority, then in order of arrival."""
+
+    def __init__(self) -> None:
+        self._busy = False
+        self._arrivals = 0
+        self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
+
+    async def enter(self, priority: int) -> None:
+        """Waits for the turn."""
+        if not self._busy:
+            self._busy = True
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._arrivals += 1
+        heapq.heappush(self._queue, (priority, self._arrivals, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Passes the turn on."""
+        while self._queue:
+            *_, turn = heapq.heappop(self._queue)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._busy = False
+
+
+class EvaluatorPool:
+    """Evaluator actors by device type; used from one event loop."""
+
+    def __init__(self, actors: Mapping[str, Sequence[Any]], *, attempts: int = 2) -> None:
+        self._actors = {device_type: list(found) for device_type, found in actors.items()}
+        self._loads = {device_type: Loads([0] * len(found)) for device_type, found in self._actors.items()}
+        self._gates = {device_type: [Gate() for _ in found] for device_type, found in self._actors.items()}
+        self._attempts = attempts
+
+    async def evaluate(
+        self, task: Task, candidate: Candidate, device_type: str, protocol: str, *, priority: int = EXPLORATION
+    ) -> Evaluation:
+        """Evaluates on a device of the type; raises WorkerLost when the evaluators asked all died over it."""
+        avoid: int | None = None
+        for attempt in range(1, self._attempts + 1):
+            number = self._loads[device_type].choose(task.content_hash, avoid)
+            try:
+                return await self._one(number, task, candidate, device_type, protocol, priority)
+            except WorkerLost as error:
+                _log.warning("attempt %d: %s", attempt, error)
+                avoid = number
+        raise WorkerLost(f"{self._attempts} evaluators of type {device_type} died over one candidate")
+
+    async def _one(
+        self, number: int, task: Task, candidate: Candidate, device_type: str, protocol: str, priority: int
+    ) -> Evaluation:
+        loads, gate = self._loads[device_type], self._gates[device_type][number]
+        loads.waiting[number] += 1
+        try:
+            await gate.enter(priority)
+            try:
+                actor = self._actors[device_type][number]
+                evaluation: Evaluation = await ask(
+                    actor.evaluate, task, candidate, protocol, what=f"evaluator {number} of type {device_type}"
+                )
+                return evaluation
+            finally:
+                gate.leave()
+        finally:
+            loads.waiting[number] -= 1
+
+
+class EvaluatorActor:
+    """Owns one device's evaluators, one per protocol that was asked for."""
+
+    def __init__(self, open_evaluator: Callable[[str], Any], source: str) -> None:
+        check_integrity(source)
+        self._open = open_evaluator
+        self._protocol = ""
+        self._evaluator: Any = None
+
+    def evaluate(self, task: Task, candidate: Candidate, protocol: str) -> Evaluation:
+        """Judges one candidate; the device is held by the evaluator of one protocol at a time."""
+        if self._evaluator is None or protocol != self._protocol:
+            if self._evaluator is not None:
+                self._evaluator.close()
+            self._evaluator, self._protocol = self._open(protocol), protocol
+        evaluation: Evaluation = self._evaluator.evaluate(task, candidate)
+        return evaluation
+
+
+def open_evaluator(config: EvaluatorConfig, device: str) -> Callable[[str], Any]:
+    """What an actor opens its device with."""
+
+    def opened(protocol: str) -> Any:
+        from evaluator import Evaluator
+
+        return Evaluator(device, config.model_copy(update={"protocol": protocol}))
+
+    return opened
+
+
+def start_evaluators(
+    ray: Any, types: Mapping[str, int], source: str, make: Callable[[str], Callable[[str], Any]], *,
+    cpus: float, gpus: float, restarts: int,
+) -> dict[str, list[Any]]:  # fmt: skip
+    """Starts the actors of each type on nodes with its label; `make` gives what opens a device of a type."""
+    actors: dict[str, list[Any]] = {}
+    for device_type, count in types.items():
+        options: dict[str, Any] = {
+            "num_cpus": cpus, "num_gpus": 0 if device_type == "cpu" else gpus, "max_restarts": restarts,
+            "max_task_retries": 0,
+        }  # fmt: skip
+        selector = label_selector(device_type)
+        if selector is not None:
+            options["label_selector"] = selector
+        remote = ray.remote(EvaluatorActor).options(**options)
+        actors[device_type] = [remote.remote(make(device_type), source) for _ in range(count)]
+    return actors

@@ -1,0 +1,53 @@
+"""The whole tree: presets, contradictions, round trip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.config import Config, load_config
+from deploy.resolve import ConfigError, preset_names, walk
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_valid_and_reads_back(tmp_path: Path, name: str) -> None:
+    config = load_config(name)
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    again = load_config(str(tmp_path / "config.toml"))
+    assert again == config
+    assert again.digest() == config.digest()
+
+
+def test_the_presets_are_the_three_promised() -> None:
+    assert preset_names() == ["cluster", "demo", "one-gpu"]
+
+
+def test_a_file_on_a_preset_says_only_what_differs(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('base = "demo"\n[learner]\nsteps = 5\n')
+    mine, demo = load_config(str(tmp_path / "mine.toml")), load_config("demo")
+    assert mine.learner.steps == 5
+    assert mine.rollout == demo.rollout
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        (["--learner.temperature", "0.7"], ("rollout.sampling.temperature", "learner.temperature")),
+        (["--rollout.staleness.max_staleness", "9"], ("rollout.staleness.max_staleness", "learner.grpo.max_staleness")),
+        (["--rollout.sampling.group_size", "1"], ("rollout.sampling.group_size",)),
+        (["--learner.policy.model", "other"], ("learner.policy.model", "rollout.model")),
+        (["--evaluator.pool.H100", "1", "--cluster.evaluator_gpus", "0.5"], ("cluster.evaluator_gpus", "take_turns")),
+        (["--run.max_groups", "1", "--learner.grpo.groups_per_step", "2"], ("run.max_groups", "groups_per_step")),
+    ],
+)
+def test_a_contradiction_names_both_keys(settings: list[str], keys: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("cluster", settings)
+    for key in keys:
+        assert key in str(caught.value)
+
+
+def test_every_key_is_documented() -> None:
+    missing = [name for name, field in walk(Config) if not field.description]
+    assert missing == []

@@ -1,0 +1,164 @@
+"""The evaluator pool: who gets what, in which order, and on a real cluster with two GPU types."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.graph.evaluators import (
+    CONFIRMATION,
+    EXPLORATION,
+    EvaluatorPool,
+    Gate,
+    Loads,
+    start_evaluators,
+)
+from deploy.graph.placement import TYPE_LABEL
+from tasks.records import Candidate, Evaluation, Measurement, Task
+
+
+def test_a_task_stays_home_unless_home_is_busy_and_another_is_idle() -> None:
+    """Home of a is 0. Idle: 0. Busy with 1 idle: moves to 1, which is its home from then on. All busy: stays."""
+    loads = Loads([0, 0])
+    assert loads.choose("a") == 0
+    loads.waiting = [1, 0]
+    assert loads.choose("a") == 1
+    loads.waiting = [0, 0]
+    assert loads.choose("a") == 1
+    loads.waiting = [1, 2]
+    assert loads.choose("a") == 1
+    assert loads.choose("a", avoid=1) == 0
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.lists(st.sampled_from("abc"), max_size=30))
+def test_no_evaluator_idles_while_another_gets_a_queue(waiting: list[int], tasks: list[str]) -> None:
+    loads = Loads(list(waiting))
+    for task in tasks:
+        idle = [number for number, count in enumerate(loads.waiting) if count == 0]
+        chosen = loads.choose(task)
+        if idle:
+            assert loads.waiting[chosen] == 0
+        loads.waiting[chosen] += 1
+
+
+def test_a_gate_lets_confirmations_go_first_and_survives_cancelled_waiters() -> None:
+    async def go() -> list[str]:
+        gate, order = Gate(), []
+        await gate.enter(EXPLORATION)
+
+        async def one(name: str, priority: int) -> None:
+            await gate.enter(priority)
+            order.append(name)
+            await asyncio.sleep(0)
+            gate.leave()
+
+        waiting = [asyncio.create_task(one(*item)) for item in (
+            ("first", EXPLORATION), ("gone", EXPLORATION), ("second", EXPLORATION), ("confirm", CONFIRMATION),
+        )]  # fmt: skip
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        gate.leave()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.wait_for(gate.enter(EXPLORATION), 1)
+        return order
+
+    assert asyncio.run(go()) == ["confirm", "first", "second"]
+
+
+class FakeDevice:
+    """An evaluator that says which node it measured on."""
+
+    def __init__(self, device_type: str) -> None:
+        import ray
+
+        labels = next(n["Labels"] for n in ray.nodes() if n["NodeID"] == ray.get_runtime_context().get_node_id())
+        self.asked, self.found = device_type, labels[TYPE_LABEL]
+        self.seen: list[str] = []
+
+    def evaluate(self, task: Task, candidate: Candidate) -> Evaluation:
+        self.seen.append(candidate.source)
+        timing = Measurement(
+            speedup=1.5, ci_low=1.4, ci_high=1.6, reference_ms=3, candidate_ms=2, pairs=20, device_type=self.found
+        )
+        return Evaluation(
+            outcome="accepted", step="time", measurement=timing, task_id=task.id, task_hash=task.content_hash,
+            candidate_hash=candidate.content_hash, device_type=self.found, facts={"seen": list(self.seen)},
+        )  # fmt: skip
+
+    def close(self) -> None:
+        return None
+
+
+@pytest.mark.heavy
+def test_two_raylets_two_types_tasks_go_only_to_their_type() -> None:
+    """Nodes labelled A100 and H100 with two fake GPUs each; a pool of one A100 and two H100. Each evaluation comes from
+    a node of the type asked for, counted per type; candidates of one task reach one evaluator in order."""
+    import ray
+    from ray import cloudpickle
+    from ray.cluster_utils import Cluster
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        for kind in ("A100", "H100"):
+            cluster.add_node(num_cpus=2, num_gpus=2, labels={TYPE_LABEL: kind})
+        ray.init(address=cluster.address, log_to_driver=False)
+        make = lambda kind: lambda protocol: FakeDevice(kind)  # noqa: E731
+        actors = start_evaluators(ray, {"A100": 1, "H100": 2}, "", make, cpus=0.1, gpus=1, restarts=0)
+        pool = EvaluatorPool(actors)
+        tasks = [Task(id=f"file:{n}", source=f"class Model: n = {n}") for n in range(4)]
+
+        async def go() -> list[Evaluation]:
+            return await asyncio.gather(*(
+                pool.evaluate(task, Candidate(source=f"{kind} {number}"), kind, "sequential")
+                for number in range(6) for task in tasks for kind in ("A100", "H100")
+            ))  # fmt: skip
+
+        found = asyncio.run(go())
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    kinds = ["A100", "H100"] * 24
+    assert [evaluation.device_type for evaluation in found] == kinds
+    assert Counter(e.device_type for e in found) == {"A100": 24, "H100": 24}
+    for evaluation in found:
+        seen = [text.split() for text in evaluation.facts["seen"]]
+        assert {kind for kind, _ in seen} == {evaluation.device_type}
+        assert [int(number) for _, number in seen] == sorted(int(number) for _, number in seen)
+
+
+def test_a_type_that_no_evaluator_has_is_an_error_not_a_wait() -> None:
+    pool = EvaluatorPool({"cpu": [object()]})
+    with pytest.raises(KeyError):
+        asyncio.run(
+            asyncio.wait_for(pool.evaluate(Task(id="x", source="y"), Candidate(source="z"), "H100", "reward"), 5)
+        )
+
+
+def test_an_evaluator_that_died_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deploy.graph import evaluators
+    from deploy.graph.handles import WorkerLost
+
+    asked: list[int] = []
+
+    class Actor:
+        def __init__(self, number: int) -> None:
+            self.evaluate = number
+
+    async def ask(call: Any, *arguments: Any, what: str) -> Any:
+        asked.append(call)
+        if call == 0:
+            raise WorkerLost(what)
+        return "evaluated"
+
+    monkeypatch.setattr(evaluators, "ask", ask)
+    pool = EvaluatorPool({"cpu": [Actor(0), Actor(1)]})
+    answer: Any = asyncio.run(pool.evaluate(Task(id="x", source="y"), Candidate(source="z"), "cpu", "reward"))
+    assert answer == "evaluated"
+    assert asked == [0, 1]
