@@ -31,8 +31,12 @@ from evaluator.reference.parameters import usable_state
 from evaluator.reference.subject import Leaves, Subject
 from tasks.records.task import Precision
 
-SEEDS_BY_CALL_S = ((0.05, 3), (0.5, 2), (float("inf"), 1))
-"""Oracle seeds of each kind of draw, by the time of one reference call."""
+MOST_SEEDS = 3
+"""Oracle seeds of each kind of draw for small tasks."""
+ENOUGH_ELEMENTS = 1 << 21
+"""Output elements over all seeds of a kind that give tiles enough; larger outputs need fewer seeds, one at least."""
+LONG_CALL_S = 0.25
+"""Above this time of a reference call one seed has to do."""
 
 Randomness = Literal["none", "dropout", "inherent"]
 
@@ -109,7 +113,7 @@ def admit(
     domain = _limited(explore(subject, rng.getrandbits(62)), kinds)
     if kinds is None or "exact" in kinds:
         domain = _with_exact(domain, find_exact_bits(subject, domain, rng.getrandbits(62), oracle))
-    count = seeds_per_kind or next(number for limit, number in SEEDS_BY_CALL_S if call_s <= limit)
+    count = seeds_per_kind or _seeds_needed(outputs, call_s)
     budgets = [
         build_budget(
             subject, domain, kind, [rng.getrandbits(62) for _ in range(count)], precision=precision, oracle=oracle
@@ -134,6 +138,11 @@ def admit(
         parameters_matter=_parameters_matter(subject, inputs, budgets[0], rng.getrandbits(62)),
         reference_call_s=call_s,
     )
+
+
+def _seeds_needed(outputs: Leaves, call_s: float) -> int:
+    elements = max((leaf.numel() for _, leaf in outputs), default=1)
+    return 1 if call_s > LONG_CALL_S else max(1, min(MOST_SEEDS, ENOUGH_ELEMENTS // max(1, elements)))
 
 
 def _limited(domain: Domain, kinds: Sequence[DrawKind] | None) -> Domain:
