@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from evaluator.judgement.facts import DrawKind
 from tasks.records.task import Precision
 
-
 LONGEST = 16384
 """Longest running sum that the floor covers; a longer one has to be summed in blocks, as everybody does."""
 
