@@ -96,8 +96,11 @@ def build_budget(
     *,
     precision: Precision = "fp32",
     oracle: Oracle | None = None,
+    constructed: bool = False,
 ) -> ErrorBudget:
     """The budget of one kind of draw from the reference's errors beside the oracle, over the seeds.
+
+    Each seed draws inputs and, unless the parameters are to stay as `constructed`, all parameters.
 
     Per leaf: the relative part is `multiple` x the 95 % quantile over tiles of (error over the tile's RMS), so that
     few tiles full of cancellation do not excuse all others; what they need goes to the absolute part, in units of the
@@ -110,7 +113,7 @@ def build_budget(
     longest = 1
     for seed in seeds:
         inputs = draw_inputs(subject, domain, kind, seed)
-        state = _state(subject, kind, seed)
+        state = None if constructed else _state(subject, kind, seed)
         outputs = subject.run(inputs, state)
         longest = max(longest, *(max(leaf.shape, default=1) for _, leaf in leaves_of(inputs)), 1)
         exact.update({path: not leaf.is_floating_point() for path, leaf in outputs})
