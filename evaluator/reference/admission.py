@@ -31,8 +31,12 @@ from evaluator.reference.parameters import usable_state
 from evaluator.reference.subject import Leaves, Subject
 from tasks.records.task import Precision
 
-SEEDS_BY_CALL_S = ((0.05, 3), (0.5, 2), (float("inf"), 1))
-"""Oracle seeds of each kind of draw, by the time of one reference call."""
+MOST_SEEDS = 3
+"""Oracle seeds of each kind of draw for small tasks."""
+ENOUGH_ELEMENTS = 1 << 21
+"""Output elements over all seeds of a kind that give tiles enough; larger outputs need fewer seeds, one at least."""
+LONG_CALL_S = 0.25
+"""Above this time of a reference call one seed has to do."""
 
 Randomness = Literal["none", "dropout", "inherent"]
 
@@ -44,8 +48,11 @@ class Admission(BaseModel):
 
     domain: Domain
     budgets: tuple[ErrorBudget, ...]
+    """One for each kind of draw, for drawn parameters."""
+    constructed_budget: ErrorBudget | None = None
+    """For inputs as given and parameters as constructed; None for a task without parameters."""
     passed: tuple[str, ...] = ()
-    """Adversaries that are within budget."""
+    """Adversaries that are within budget, with drawn parameters or as constructed."""
     degenerate: bool = False
     """A constant, another call's output or shuffled rows pass: the output hardly depends on the input."""
     precision_blind: bool = False
@@ -62,8 +69,14 @@ class Admission(BaseModel):
     """Other parameters change the output by more than the budget; also True where there are none."""
     reference_call_s: float = 0.0
 
-    def budget(self, kind: DrawKind) -> ErrorBudget:
-        """The budget of a kind of draw; raises KeyError for one that the task does not admit."""
+    def budget(self, kind: DrawKind, *, constructed: bool = False) -> ErrorBudget:
+        """The budget of a kind of draw; raises KeyError for one that the task does not admit.
+
+        `constructed`: the parameters are still as the constructor made them. Identity scales and zero shifts can make
+        such an output pure rounding noise, so that its budget says nothing about drawn parameters.
+        """
+        if constructed and kind == "as_given" and self.constructed_budget is not None:
+            return self.constructed_budget
         for budget in self.budgets:
             if budget.kind == kind:
                 return budget
@@ -109,21 +122,26 @@ def admit(
     domain = _limited(explore(subject, rng.getrandbits(62)), kinds)
     if kinds is None or "exact" in kinds:
         domain = _with_exact(domain, find_exact_bits(subject, domain, rng.getrandbits(62), oracle))
-    count = seeds_per_kind or next(number for limit, number in SEEDS_BY_CALL_S if call_s <= limit)
+    count = seeds_per_kind or _seeds_needed(outputs, call_s)
     budgets = [
         build_budget(
             subject, domain, kind, [rng.getrandbits(62) for _ in range(count)], precision=precision, oracle=oracle
         )
         for kind in domain.kinds
     ]
-    outputs = subject.run(inputs)
-    half = half_errors(subject, inputs, outputs, precision)
+    outputs, other = subject.run(inputs), subject.run(subject.draw(rng.getrandbits(62)))
+    half = half_errors(subject, inputs, precision, usable_state(subject, rng.getrandbits(62)))
     budgets = [_with_half(budget, half) for budget in budgets]
-    other = subject.run(subject.draw(rng.getrandbits(62)))
-    passed = _passed(subject, inputs, outputs, other, budgets[0], precision)
+    plain = None
+    if subject.module.state_dict():
+        seeds = [rng.getrandbits(62) for _ in range(count)]
+        plain = build_budget(subject, domain, "as_given", seeds, precision=precision, oracle=oracle, constructed=True)
+        plain = _with_half(plain, half_errors(subject, inputs, precision))
+    passed = _passed(subject, rng.getrandbits(62), budgets[0], plain, precision)
     return Admission(
         domain=domain,
         budgets=tuple(budgets),
+        constructed_budget=plain,
         passed=passed,
         degenerate=any(name in CONSTANT_LIKE for name in passed) or same_bits(outputs, other),
         precision_blind=LOWER_PRECISION in passed,
@@ -134,6 +152,11 @@ def admit(
         parameters_matter=_parameters_matter(subject, inputs, budgets[0], rng.getrandbits(62)),
         reference_call_s=call_s,
     )
+
+
+def _seeds_needed(outputs: Leaves, call_s: float) -> int:
+    elements = max((leaf.numel() for _, leaf in outputs), default=1)
+    return 1 if call_s > LONG_CALL_S else max(1, min(MOST_SEEDS, ENOUGH_ELEMENTS // max(1, elements)))
 
 
 def _limited(domain: Domain, kinds: Sequence[DrawKind] | None) -> Domain:
@@ -154,11 +177,20 @@ def _with_half(budget: ErrorBudget, half: dict[str, float]) -> ErrorBudget:
 
 
 def _passed(
-    subject: Subject, inputs: Sequence[Any], outputs: Leaves, other: Leaves, budget: ErrorBudget, precision: Precision
+    subject: Subject, seed: int, drawn: ErrorBudget, plain: ErrorBudget | None, precision: Precision
 ) -> tuple[str, ...]:
-    lower = lower_precision(subject, inputs, precision)
-    answers = adversaries(outputs, other, lower)
-    return tuple(name for name, answer in answers.items() if passes(answer, outputs, budget))
+    """Adversaries that pass with drawn parameters or, where there are any, with those as constructed."""
+    inputs, others = subject.draw(seed), subject.draw(seed + 1)
+    regimes: list[tuple[ErrorBudget, dict[str, torch.Tensor] | None]] = [(drawn, usable_state(subject, seed))]
+    if plain is not None:
+        regimes.append((plain, None))
+    found: dict[str, None] = {}
+    for budget, state in regimes:
+        outputs, previous = subject.run(inputs, state), subject.run(others, state)
+        lower = lower_precision(subject, inputs, precision, state)
+        answers = adversaries(outputs, previous, lower)
+        found.update({name: None for name, answer in answers.items() if passes(answer, outputs, budget)})
+    return tuple(found)
 
 
 def _parameters_matter(subject: Subject, inputs: Sequence[Any], budget: ErrorBudget, seed: int) -> bool:

@@ -6,7 +6,7 @@ Invariant: an adversary that equals the right answer bit for bit says nothing an
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,24 +69,32 @@ def rounded(tensor: torch.Tensor, bits: int) -> torch.Tensor:
     return result.to(tensor.dtype)
 
 
-def lower_precision(subject: Subject, inputs: Sequence[Any], precision: Precision) -> Leaves:
+def lower_precision(
+    subject: Subject, inputs: Sequence[Any], precision: Precision, state: Mapping[str, torch.Tensor] | None = None
+) -> Leaves:
     """The reference's output when inputs and parameters keep only the mantissa of the next lower arithmetic."""
-    return _with_bits(subject, inputs, _KEPT_BITS[precision])
+    return _with_bits(subject, inputs, _KEPT_BITS[precision], state)
 
 
-def _with_bits(subject: Subject, inputs: Sequence[Any], bits: int) -> Leaves:
-    state = {name: rounded(value, bits) for name, value in subject.module.state_dict().items()}
-    return subject.run([map_tensors(value, lambda tensor: rounded(tensor, bits)) for value in inputs], state)
+def _with_bits(
+    subject: Subject, inputs: Sequence[Any], bits: int, state: Mapping[str, torch.Tensor] | None = None
+) -> Leaves:
+    whole = subject.module.state_dict() if state is None else state
+    fewer = {name: rounded(value, bits) for name, value in whole.items()}
+    return subject.run([map_tensors(value, lambda tensor: rounded(tensor, bits)) for value in inputs], fewer)
 
 
-def half_errors(subject: Subject, inputs: Sequence[Any], outputs: Leaves, precision: Precision) -> dict[str, float]:
+def half_errors(
+    subject: Subject, inputs: Sequence[Any], precision: Precision, state: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, float]:
     """Per leaf, the largest RMS error of a tile over the tile's RMS when the task runs in half precision.
 
     The larger of a run in bfloat16, where the operators have one, and of the reference on values rounded to bfloat16.
     """
     worst: dict[str, float] = {}
-    for answer in (_with_bits(subject, inputs, 7 if precision == "fp32" else 2), _in_bfloat16(subject, inputs)):
-        wanted = dict(outputs)
+    wanted = dict(subject.run(inputs, state))
+    bits = 7 if precision == "fp32" else 2
+    for answer in (_with_bits(subject, inputs, bits, state), _in_bfloat16(subject, inputs, state)):
         for path, leaf in answer or []:
             if path in wanted and leaf.shape == wanted[path].shape and wanted[path].is_floating_point():
                 seen = tile_errors(wanted[path], leaf)
@@ -96,13 +104,14 @@ def half_errors(subject: Subject, inputs: Sequence[Any], outputs: Leaves, precis
     return worst
 
 
-def _in_bfloat16(subject: Subject, inputs: Sequence[Any]) -> Leaves | None:
+def _in_bfloat16(subject: Subject, inputs: Sequence[Any], state: Mapping[str, torch.Tensor] | None) -> Leaves | None:
     def down(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.bfloat16() if tensor.is_floating_point() else tensor
 
     try:
         half = Subject(copy.deepcopy(subject.module).bfloat16(), subject.make_inputs, subject.device)
-        outputs = half.run([map_tensors(value, down) for value in inputs])
+        lowered = None if state is None else {name: down(value) for name, value in state.items()}
+        outputs = half.run([map_tensors(value, down) for value in inputs], lowered)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
     return [(path, leaf.float() if leaf.is_floating_point() else leaf) for path, leaf in outputs]

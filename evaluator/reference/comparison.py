@@ -96,10 +96,12 @@ def _surely_within(result: LeafComparison, chunk: Chunk, budget: LeafBudget) -> 
     tile_rms = torch.linalg.vector_norm(wanted, dim=1).double() / chunk.counts.sqrt()
     error_rms = torch.linalg.vector_norm(error, dim=1).double() / chunk.counts.sqrt()
     error_max = error.abs_().amax(dim=1).double()
-    within = (error_rms <= QUICK * budget.rms_rel * tile_rms) & (error_max <= QUICK * budget.max_rel * tile_rms)
+    allowed_rms = (budget.rms_rel + budget.rms_floor) * tile_rms
+    allowed_max = (budget.max_rel + budget.max_floor) * tile_rms
+    within = (error_rms <= QUICK * allowed_rms) & (error_max <= QUICK * allowed_max)
     if not bool((within & (tile_rms < QUICK_LARGEST)).all()):
         return False
-    worst = torch.maximum(_ratio(error_rms, budget.rms_rel * tile_rms), _ratio(error_max, budget.max_rel * tile_rms))
+    worst = torch.maximum(_ratio(error_rms, allowed_rms), _ratio(error_max, allowed_max))
     result.worst_ratio = max(result.worst_ratio, float(worst.max()))
     return True
 
@@ -124,8 +126,9 @@ def _compare_tiles(result: LeafComparison, chunk: Chunk, budget: LeafBudget, lea
     error = (got - wanted).abs_()
     tile_rms = _tile_rms(wanted, chunk.counts)
     error_rms, error_max = _tile_rms(error, chunk.counts), error.amax(dim=1)
-    allowed_rms = budget.rms_rel * tile_rms + budget.rms_abs * leaf_rms
-    allowed_max = budget.max_rel * tile_rms + budget.max_abs * leaf_rms
+    entry_rms = chunk.entry_rms(tile_rms)
+    allowed_rms = budget.rms_rel * tile_rms + budget.rms_floor * entry_rms + budget.rms_abs * leaf_rms
+    allowed_max = budget.max_rel * tile_rms + budget.max_floor * entry_rms + budget.max_abs * leaf_rms
     worst = torch.maximum(_ratio(error_rms, allowed_rms), _ratio(error_max, allowed_max)).max().item()
     result.worst_ratio = max(result.worst_ratio, min(worst, UNBOUNDED))
     within = (error_rms <= allowed_rms) & (error_max <= allowed_max)

@@ -96,21 +96,26 @@ def build_budget(
     *,
     precision: Precision = "fp32",
     oracle: Oracle | None = None,
+    constructed: bool = False,
 ) -> ErrorBudget:
     """The budget of one kind of draw from the reference's errors beside the oracle, over the seeds.
 
+    Each seed draws inputs and, unless the parameters are to stay as `constructed`, all parameters.
+
     Per leaf: the relative part is `multiple` x the 95 % quantile over tiles of (error over the tile's RMS), so that
     few tiles full of cancellation do not excuse all others; what they need goes to the absolute part, in units of the
-    leaf's RMS. Both for the RMS and the largest error of a tile; the precision's floor is added to the relative part.
+    leaf's RMS. Both for the RMS and the largest error of a tile; the precision's floor is added.
     """
     if oracle is None:
         oracle = Oracle(subject)
     errors: dict[str, list[TileErrors]] = {}
     exact: dict[str, bool] = {}
+    longest = 1
     for seed in seeds:
         inputs = draw_inputs(subject, domain, kind, seed)
-        state = _state(subject, kind, seed)
+        state = None if constructed else _state(subject, kind, seed)
         outputs = subject.run(inputs, state)
+        longest = max(longest, *(max(leaf.shape, default=1) for _, leaf in leaves_of(inputs)), 1)
         exact.update({path: not leaf.is_floating_point() for path, leaf in outputs})
         try:
             truth = dict(oracle.run(inputs, state))
@@ -123,7 +128,7 @@ def build_budget(
                 return assumed_budget(exact, kind, precision, note=f"output {path} has another shape in float64")
             errors.setdefault(path, []).append(tile_errors(leaf, truth[path]))
     leaves = tuple(
-        LeafBudget(path=path, exact=True) if is_exact else _leaf_budget(path, errors[path], precision)
+        LeafBudget(path=path, exact=True) if is_exact else _leaf_budget(path, errors[path], precision, longest)
         for path, is_exact in exact.items()
     )
     return ErrorBudget(kind=kind, precision=precision, leaves=leaves)
@@ -136,14 +141,17 @@ def _state(subject: Subject, kind: DrawKind, seed: int) -> dict[str, torch.Tenso
     return usable_state(subject, seed) if subject.module.state_dict() else None
 
 
-def _leaf_budget(path: str, runs: Sequence[TileErrors], precision: Precision) -> LeafBudget:
+def _leaf_budget(path: str, runs: Sequence[TileErrors], precision: Precision, longest: int) -> LeafBudget:
     allowance = ALLOWANCES[precision]
+    rms_floor, max_floor = allowance.floors(longest)
     rms_rel, rms_abs = _fit([(run.error_rms, run.tile_rms, run.leaf_rms) for run in runs], allowance.multiple)
     max_rel, max_abs = _fit([(run.error_max, run.tile_rms, run.leaf_rms) for run in runs], allowance.multiple)
     return LeafBudget(
         path=path,
-        rms_rel=rms_rel + allowance.floor_rms * allowance.epsilon,
-        max_rel=max_rel + allowance.floor_max * allowance.epsilon,
+        rms_rel=rms_rel,
+        max_rel=max_rel,
+        rms_floor=rms_floor,
+        max_floor=max_floor,
         rms_abs=rms_abs,
         max_abs=max_abs,
     )

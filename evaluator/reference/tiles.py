@@ -34,6 +34,15 @@ class Chunk:
     start: int
     row: int
     per_row: int
+    whole_entries: bool
+    """A row is one entry of the first dimension; otherwise a tile holds several entries."""
+
+    def entry_rms(self, tile_rms: torch.Tensor) -> torch.Tensor:
+        """For each tile the RMS of the entry that it is part of, or its own RMS, whichever is larger."""
+        if not self.whole_entries or self.per_row == 1:
+            return tile_rms
+        squares = (tile_rms.square() * self.counts).view(-1, self.per_row).sum(dim=1) / self.row
+        return torch.maximum(tile_rms, squares.sqrt().repeat_interleave(self.per_row))
 
     def flat_index(self, tile: int, position: int) -> int:
         """Index in the whole tensor's flat order of an element of a tile."""
@@ -89,4 +98,5 @@ def _tiled(parts: list[torch.Tensor], start: int, size: int, together: int) -> C
         start=start,
         row=row,
         per_row=per_row,
+        whole_entries=together == 1,
     )
