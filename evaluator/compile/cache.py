@@ -57,7 +57,9 @@ class LibraryCache:
             os.rename(partial, path)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise CacheFull(error.errno, f"no space for a library under {self.root}: free some or move it") from error
+                raise CacheFull(
+                    error.errno, f"no space for a library under {self.root}: free some or move it"
+                ) from error
             raise
         finally:
             partial.unlink(missing_ok=True)

@@ -11,14 +11,17 @@ from evaluator.compile.request import TEXT_LIMIT, Diagnostic
 
 MAX_ERRORS = 5
 
+_FILE = r"(?P<file>[^\s:()][^:()]*)"
+_LINKER = r"(?:undefined reference to|cannot find|multiple definition)"
 _PATTERNS = (
-    re.compile(r"^(?P<file>[^\s:()][^:()]*):(?P<line>\d+)(?::\d+)?: (?:fatal )?error: (?P<message>.*)$"),  # gcc, clang
-    re.compile(r"^(?P<file>[^\s:()][^:()]*)\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (?P<message>.*)$"),  # nvcc
+    re.compile(rf"^{_FILE}:(?P<line>\d+)(?::\d+)?: (?:fatal )?error: (?P<message>.*)$"),  # gcc, clang
+    re.compile(rf"^{_FILE}\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (?P<message>.*)$"),  # nvcc
     re.compile(r"^ptxas (?P<file>[^\s,]+), line (?P<line>\d+); (?:error|fatal)\s*: (?P<message>.*)$"),
     re.compile(r"^(?:ptxas|nvcc|nvlink|cicc) (?:error|fatal)\s*: (?P<message>.*)$"),
-    re.compile(r"^(?:\S*/)?ld(?:\.\w+)?: (?P<message>(?!warning)\S.*?(?:undefined reference to .*|cannot find .*|multiple definition.*))$"),
+    re.compile(rf"^(?:\S*/)?ld(?:\.\w+)?: (?:(?P<file>[\w.+-]+):\S*: )?(?P<message>{_LINKER}.*)$"),
+    re.compile(rf"^(?P<file>[\w.+-]+):\(\.\S+\): (?P<message>{_LINKER}.*)$"),
     re.compile(r"^(?:gcc|g\+\+|cc|c\+\+|cc1plus|cc1): (?:fatal )?error: (?P<message>.*)$"),
-)  # fmt: skip
+)
 
 
 def first_errors(text: str) -> tuple[Diagnostic, ...]:

@@ -46,6 +46,7 @@ def watch(plan: dict[str, Any], limits: Limits, library: int, report: socket.soc
     `state` is `built`, `failed` (a compiler said no), `timeout`, `memory`, `output`, `sandbox` or `died`.
     """
     begin = time.monotonic()
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)  # the builder mounts one of its own over it
     entered = sandbox.enter_namespaces(limits.layers)
     read_end, write_end = os.pipe()
     builder = os.fork()
@@ -60,13 +61,15 @@ def watch(plan: dict[str, Any], limits: Limits, library: int, report: socket.soc
         finally:
             os._exit(code)
     os.close(write_end)
-    outcome = _await(builder, read_end, report, begin, limits)
+    outcome = _await(builder, read_end, report, begin, limits, proc)
     _end(builder)
     with contextlib.suppress(OSError):
         report.sendall(json.dumps(outcome).encode())
 
 
-def _await(builder: int, pipe: int, owner: socket.socket, begin: float, limits: Limits) -> dict[str, Any]:
+def _await(
+    builder: int, pipe: int, owner: socket.socket, begin: float, limits: Limits, proc: int
+) -> dict[str, Any]:  # fmt: skip
     poller = select.poll()
     poller.register(pipe, select.POLLIN)
     poller.register(owner, select.POLLHUP)
@@ -81,7 +84,7 @@ def _await(builder: int, pipe: int, owner: socket.socket, begin: float, limits: 
                 return _parsed(data)
         if time.monotonic() - begin > limits.timeout_s:
             return {"state": "timeout", "text": f"the build took longer than {limits.timeout_s:g} s"}
-        used = tree_rss_bytes(builder)
+        used = tree_rss_bytes(builder, proc)
         if used > limits.memory_mib << 20:
             return {"state": "memory", "text": f"the build used {used >> 20} MiB, over {limits.memory_mib} MiB"}
 
@@ -102,18 +105,27 @@ def _end(builder: int) -> None:
         os.waitpid(builder, 0)
 
 
-def tree_rss_bytes(root: int) -> int:
-    """Resident memory of a process and all below it; a page shared by several counts for each."""
+def tree_rss_bytes(root: int, proc: int) -> int:
+    """Resident memory of a process and all below it; a page shared by several counts for each.
+
+    `proc` is a descriptor of the /proc in which `root` is the process's number.
+    """
     total, todo = 0, [root]
     page = os.sysconf("SC_PAGESIZE")
     while todo:
         pid = todo.pop()
         with contextlib.suppress(OSError, ValueError, IndexError):
-            with open(f"/proc/{pid}/statm") as file:
-                total += int(file.read().split()[1]) * page
-            with open(f"/proc/{pid}/task/{pid}/children") as file:
-                todo += [int(word) for word in file.read().split()]
+            total += int(_read_at(proc, f"{pid}/statm").split()[1]) * page
+            todo += [int(word) for word in _read_at(proc, f"{pid}/task/{pid}/children").split()]
     return total
+
+
+def _read_at(folder: int, path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY, dir_fd=folder)
+    try:
+        return os.read(descriptor, 1 << 16)
+    finally:
+        os.close(descriptor)
 
 
 def _build(plan: dict[str, Any], limits: Limits, entered: list[str], library: int, pipe: int) -> int:

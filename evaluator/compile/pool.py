@@ -117,7 +117,7 @@ class CompilePool:
         begin = time.monotonic()
         report, library = self._builder.build(plan, self._limits)
         try:
-            times = {"seconds": time.monotonic() - begin, "waited_s": begin - asked}
+            times: dict[str, Any] = {"seconds": time.monotonic() - begin, "waited_s": begin - asked}
             layers = tuple(str(layer) for layer in report.get("layers", ()))
             if report["state"] == "built":
                 size = os.fstat(library).st_size

@@ -10,9 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-FailureKind = Literal[
-    "compile_error", "timeout", "resource_abuse", "no_space", "sandbox_unavailable", "evaluator_lost"
-]
+FailureKind = Literal["compile_error", "timeout", "resource_abuse", "no_space", "sandbox_unavailable", "evaluator_lost"]
 """Reasons of the record: the first three are the candidate's doing, the others leave it unscored."""
 
 MAX_SOURCE_BYTES = 1 << 20

@@ -25,8 +25,9 @@ _NVCC_DEFAULTS = (
 """What torch's own builder gives to nvcc."""
 
 _REFUSED_EXACT = frozenset((
-    "-o", "-c", "-E", "-S", "-M", "-MM", "-MF", "-MD", "-MMD", "-wrapper", "-run", "--run", "-", "-x", "-keep", "--keep",
-    "-ptx", "--ptx", "-cubin", "--cubin", "-fatbin", "--fatbin", "-dryrun", "--dryrun", "-time", "-fsyntax-only",
+    "-o", "-c", "-E", "-S", "-M", "-MM", "-MF", "-MD", "-MMD", "-wrapper", "-run", "--run", "-", "-x", "-keep",
+    "--keep", "-ptx", "--ptx", "-cubin", "--cubin", "-fatbin", "--fatbin", "-dryrun", "--dryrun", "-time",
+    "-fsyntax-only",
 ))  # fmt: skip
 _REFUSED_PREFIXES = (
     "@", "-B", "-fplugin", "-specs", "--specs", "-save-temps", "--save-temps", "-dump", "-ccbin", "--compiler-bindir",
@@ -71,7 +72,7 @@ def plan_build(request: CompileRequest, tools: Toolchain, *, arch: str = "", hea
     _require_tools(set(kinds.values()), request, tools)
     includes = _includes(request, tools)
     commands = []
-    objects = []
+    objects: list[str] = []
     for name, kind in kinds.items():
         target = f"{len(objects)}.o"
         flags = _cuda_flags(request, tools, arch) if kind == "cuda" else _host_flags(request, kind, tools)
@@ -186,7 +187,9 @@ def _link_flags(request: CompileRequest, tools: Toolchain) -> list[str]:
         own += ["-ltorch_cuda"] if request.uses_cuda and tools.torch_cuda else []
         own += ["-ltorch", "-ltorch_python"]
     if request.uses_cuda and tools.cuda_home:
-        folder = next((name for name in ("lib64", "lib") if os.path.isdir(os.path.join(tools.cuda_home, name))), "lib64")
+        folder = next(
+            (name for name in ("lib64", "lib") if os.path.isdir(os.path.join(tools.cuda_home, name))), "lib64"
+        )
         library = os.path.join(tools.cuda_home, folder)
         own += [f"-L{library}", f"-Wl,-rpath,{library}", "-lcudart"]
     if not request.torch and "-fopenmp" in split_flags(request.cflags):

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-_GCC_PROGRAMS = ("cc1", "cc1plus", "collect2", "as", "ld", "ld.bfd", "ld.gold", "lto-wrapper", "lto1", "g++-mapper-server")
+_PROGRAMS = ("cc1", "cc1plus", "collect2", "as", "ld", "ld.bfd", "ld.gold", "ld.lld", "lto-wrapper", "lto1")
+"""What the drivers of gcc and clang execute."""
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1", "/lib/ld-musl-x86_64.so.1")
 _ASK_S = 20.0
 
@@ -100,14 +101,15 @@ def _ask(argv: list[str]) -> str:
 
 
 def _host_programs(drivers: tuple[str, ...]) -> tuple[str, ...]:
-    found: set[str] = set()
+    found = set(drivers)
     for driver in drivers:
-        found.add(driver)
-        for program in _GCC_PROGRAMS:
-            answer = _ask([driver, f"-print-prog-name={program}"])
-            found.add(answer if os.path.isabs(answer) else shutil.which(answer or program) or "")
+        searched = re.search(r"^programs: =?(.*)$", _ask([driver, "-print-search-dirs"]), re.MULTILINE)
+        folders = searched.group(1).split(":") if searched else []
+        for program in _PROGRAMS:
+            inner = (os.path.join(folder, program) for folder in folders)
+            found.add(next((path for path in inner if os.path.isfile(path)), "") or shutil.which(program) or "")
     # Candidates and nvcc call the drivers by these names whatever CC and CXX say.
-    found |= {shutil.which(name) or "" for name in ("cc", "c++", "gcc", "g++", "as", "ld", "clang", "clang++", "ld.lld")}
+    found |= {shutil.which(name) or "" for name in ("cc", "c++", "gcc", "g++", "clang", "clang++")}
     found |= {loader for loader in _LOADERS if os.path.exists(loader)}
     return tuple(sorted({os.path.realpath(path) for path in found if path and os.path.isfile(path)}))
 
