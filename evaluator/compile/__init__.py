@@ -4,13 +4,14 @@ Invariants: the judge decides what is run, a request only brings sources and fla
 isolation layers, under limits of time, memory and output, and dies with its owner; an artefact is named by everything
 that went into it, published whole or not at all, and given away only as a sealed copy.
 
-Exported names: `CompileRequest`, `CompileResult` (what passes), `CompilePool` (the judge's side), `CompileConfig`,
-`Toolchain`, `discover` (what is installed and what a worker may execute). `shim` is the worker's side.
+`CompileRequest` and `CompileResult` pass; `CompilePool` is the judge's side, with a `BuildDesk` for each worker; `shim`
+is the worker's side; `discover` says what is installed and what a worker may execute.
 """
 
 from evaluator.compile.config import CompileConfig
+from evaluator.compile.desk import BuildDesk
 from evaluator.compile.pool import CompilePool
 from evaluator.compile.request import CompileRequest, CompileResult
 from evaluator.compile.toolchain import Toolchain, discover
 
-__all__ = ["CompileConfig", "CompilePool", "CompileRequest", "CompileResult", "Toolchain", "discover"]
+__all__ = ["BuildDesk", "CompileConfig", "CompilePool", "CompileRequest", "CompileResult", "Toolchain", "discover"]

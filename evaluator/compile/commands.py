@@ -36,6 +36,11 @@ def said_by(error: BaseException) -> str:
     return ""
 
 
+def succeeded() -> tuple[str, ...]:
+    """Names of the compilers that ran with success."""
+    return tuple(sorted({os.path.basename(str(_words(run.args)[0])) for run, _ in _runs if run.returncode == 0}))
+
+
 def failures() -> str:
     """What failed compilers said."""
     return "\n".join(_read(path) for process, path in _runs if process.returncode and path)[:_TEXT_LIMIT]
@@ -52,9 +57,15 @@ def plain_words(command: str) -> list[str] | None:
     return words if words and "=" not in words[0] else None
 
 
+def _words(command: Any) -> list[Any]:
+    if isinstance(command, str):
+        return plain_words(command) or []
+    return list(command) if isinstance(command, list | tuple) else []
+
+
 def _is_compiler(command: Any) -> bool:
-    words = plain_words(command) if isinstance(command, str) else command
-    if not words or isinstance(words, bytes):
+    words = _words(command)
+    if not words:
         return False
     return re.sub(r"-[\d.]+$", "", os.path.basename(os.fspath(words[0]))) in COMPILERS
 

@@ -18,6 +18,12 @@ from tasks.records.base import digest, stable_json
 
 Lane = Literal["quick", "slow"]
 
+_ARCHES = {
+    "T4": "7.5", "A100": "8.0", "A10": "8.6", "A10G": "8.6", "A40": "8.6", "L4": "8.9", "L40": "8.9", "L40S": "8.9",
+    "H100": "9.0a", "H200": "9.0a", "GH200": "9.0a", "B200": "10.0a", "GB200": "10.0a",
+}  # fmt: skip
+"""CUDA architecture of a device type; what is missing here is set by `compile.arch`."""
+
 _NVCC_DEFAULTS = (
     "-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
     "-D__CUDA_NO_HALF2_OPERATORS__", "--expt-relaxed-constexpr",
@@ -60,6 +66,11 @@ class BuildPlan:
     def key(self, fingerprint: str) -> str:
         """Names the artefact: 64 hex digits over sources, flags, architecture and toolchain."""
         return digest("library", fingerprint, stable_json([self.files, self.objects, self.link, self.output]))
+
+
+def arch_of(device_type: str) -> str:
+    """The architecture of a device type; empty (nvcc's default, compiled at first use) for an unknown one."""
+    return _ARCHES.get(device_type, "")
 
 
 def plan_build(request: CompileRequest, tools: Toolchain, *, arch: str = "", header: str = "") -> BuildPlan:

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,7 @@ class _State:
         self.modules: dict[str, Any] = {}
         self.names: dict[str, int] = {}
         self.failed_text = ""
+        self.lock = threading.Lock()
 
 
 _state: _State | None = None
@@ -57,8 +59,16 @@ def install(ask: Ask) -> None:
     commands.install()
 
 
-def explain(error: BaseException) -> str:
-    """What a compiler said, when the candidate failed because a build of its own did; empty otherwise."""
+def programs() -> tuple[str, ...]:
+    """Compilers that the candidate ran itself with success, by name."""
+    return commands.succeeded()
+
+
+def explain(error: BaseException, *, loading: bool = True) -> str:
+    """What a compiler said, when the candidate failed because a build of its own did; empty otherwise.
+
+    While it loads, any failed build counts as the cause: a library that was never written fails as a missing file.
+    """
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, CompileError):
@@ -67,6 +77,8 @@ def explain(error: BaseException) -> str:
         if said:
             return said
         seen = seen.__cause__ or seen.__context__
+    if not loading:
+        return ""
     return commands.failures() or (_state.failed_text if _state is not None else "")
 
 
@@ -140,19 +152,23 @@ def _load(message: dict[str, Any], is_python_module: bool) -> Any:
     if _state is None:
         raise CompileError("no compile pool serves this process")
     identity = json.dumps([message, is_python_module], sort_keys=True)
-    if identity in _state.modules:
+    with _state.lock:
+        if identity not in _state.modules:
+            _state.modules[identity] = _built(_state, message, is_python_module)
         return _state.modules[identity]
+
+
+def _built(state: _State, message: dict[str, Any], is_python_module: bool) -> Any:
     base = message["name"]
-    count = _state.names.get(base, 0)
-    _state.names[base] = count + 1
+    count = state.names.get(base, 0)
+    state.names[base] = count + 1
     name = base if count == 0 else f"{base}_v{count}"
-    answer, descriptor = _state.ask({**message, "name": name})
+    answer, descriptor = state.ask({**message, "name": name})
     if descriptor is None or not answer.get("ok"):
-        _state.failed_text = str(answer.get("text", ""))
-        raise CompileError(f"Error building extension '{base}': {_state.failed_text}")
+        state.failed_text = str(answer.get("text", ""))
+        raise CompileError(f"Error building extension '{base}': {state.failed_text}")
     path = _private_copy(descriptor, name)
-    _state.modules[identity] = _imported(name, path) if is_python_module else _operators(path)
-    return _state.modules[identity]
+    return _imported(name, path) if is_python_module else _operators(path)
 
 
 def _private_copy(descriptor: int, name: str) -> str:
