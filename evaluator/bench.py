@@ -90,6 +90,7 @@ class Bench:
         Raises Ended, with the reason in the observed facts, when the worker fails in any way.
         """
         left_s = self.ends_at_s - time.monotonic()
+        served_s = self.worker.served_s
         try:
             turn = self.worker.take(request, max(0.0, min(timeout_s, left_s)), descriptors)
             answer = schema.parse(turn.answer, expected)
@@ -99,6 +100,8 @@ class Bench:
         except ArmFault as fault:
             self._note(fault)
             raise Ended from fault
+        finally:
+            self.ends_at_s += self.worker.served_s - served_s
         if isinstance(answer, schema.Failed):
             self.observed.failed(answer, self.step)
             raise Ended

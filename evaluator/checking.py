@@ -59,6 +59,7 @@ def probe(bench: Bench, gate: Gate) -> None:
             "compilers": tuple(inspected.compilers),
         }
     )
+    observed.compile = observed.compile.model_copy(update={"routes": tuple(inspected.programs)})
     observed.global_state = GlobalState(replaced=tuple(inspected.replaced), settings=tuple(inspected.settings))
     gate.pass_or_end()
 

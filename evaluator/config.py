@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from evaluator.compile.config import CompileConfig
 from tasks.config import Section
 from tasks.records.evaluation import Protocol, RulesName
 
@@ -77,6 +78,7 @@ class EvaluatorConfig(Section):
     timing: TimingConfig = TimingConfig()
     deadlines: Deadlines = Deadlines()
     sandbox: SandboxConfig = SandboxConfig()
+    compile: CompileConfig = CompileConfig()
     pool: dict[str, int] = Field(default_factory=dict)
     """Number of evaluators per device type, such as `{H100 = 4, cpu = 1}`."""
     lock_timeout_s: float = Field(default=600.0, gt=0)

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from evaluator import checking, loading, measuring
 from evaluator.bench import Bench, Ended
+from evaluator.compile import BuildDesk
 from evaluator.judgement import Rules, first_fault, judge
 from evaluator.judgement.defences import ALL_DEFENCES
-from evaluator.judgement.facts import Infrastructure
+from evaluator.judgement.facts import CompileFacts, Infrastructure
 from evaluator.observed import Observed
 from evaluator.timing.clock import slots_for
 from evaluator.timing.turns import Arm, ArmFault
@@ -54,7 +55,9 @@ class Gate:
 class Flow:
     """One evaluation of one candidate."""
 
-    def __init__(self, evaluator: Evaluator, task: Task, candidate: Candidate, *, confirm: bool) -> None:
+    def __init__(
+        self, evaluator: Evaluator, task: Task, candidate: Candidate, *, confirm: bool, seed: bytes | None = None
+    ) -> None:  # fmt: skip
         self._evaluator = evaluator
         self._config = evaluator.config
         self._task = task
@@ -66,7 +69,8 @@ class Flow:
         self._seconds: dict[str, float] = {}
         self._layers: list[str] = []
         self._worker: Arm | None = None
-        self._seed = secrets.token_bytes(16)
+        self._desk = BuildDesk(evaluator.compile_pool)
+        self._seed = secrets.token_bytes(16) if seed is None else seed
 
     def run(self) -> Evaluation:
         """Evaluates; never raises for what the candidate does."""
@@ -83,7 +87,21 @@ class Flow:
         finally:
             if self._worker is not None:
                 self._worker.child.kill()
+        self._note_builds()
         return self._evaluation()
+
+    def _note_builds(self) -> None:
+        """What the pool saw of the candidate's builds; its word stands above the worker's."""
+        observed, failure = self._observed, self._desk.failure
+        update: dict[str, object] = {"routes": self._desk.routes + observed.compile.routes}
+        if failure is not None and self._desk.fault is not None:
+            observed.compile = CompileFacts()
+            self._give_up(self._desk.fault, failure.message)
+        elif failure is not None and observed.compile.failed:
+            update["error"] = failure.text or failure.message
+        observed.compile = observed.compile.model_copy(update=update)
+        if self._desk.results:
+            self._seconds["compile"] = sum(result.seconds for result in self._desk.results)
 
     def _steps(self) -> None:
         evaluator, observed, config = self._evaluator, self._observed, self._config
@@ -96,7 +114,7 @@ class Flow:
             raise Ended
         with self._step("load"):
             reference.ask({"op": "forget"})
-            self._worker, self._layers = loading.spawn(evaluator)
+            self._worker, self._layers = loading.spawn(evaluator, self._desk)
             ends_at_s = time.monotonic() + config.deadlines.candidate_s
             rng = random.Random(self._seed)
             bench = Bench(reference, self._worker, observed, rng, ends_at_s, config.deadlines.call_s)
@@ -109,6 +127,7 @@ class Flow:
             if observed.parameters == "loaded":
                 bench.load_parameters(bench.secret() if self._rules.weights == "loaded" else None)
             self._seconds["warm"] = loading.warm(bench, config)
+            self._desk.open = False
             if observed.parameters == "loaded":
                 bench.load_parameters(bench.secret() if self._rules.weights == "loaded" else None)
         with self._step("check", bench):

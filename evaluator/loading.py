@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from evaluator.bench import Bench, Draw, Ended
+from evaluator.compile import BuildDesk
 from evaluator.timing.turns import Arm
 from evaluator.worker import schema, wire
 from evaluator.worker.process import Child
@@ -29,12 +30,15 @@ class SandboxUnavailable(RuntimeError):
     """No layer of isolation is possible on this machine, or the worker could not be confined."""
 
 
-def spawn(evaluator: Evaluator) -> tuple[Arm, list[str]]:
-    """A confined worker, stopped, and its layers. Raises SandboxUnavailable, ProcessLost."""
-    config, device = evaluator.config, evaluator.device
+def spawn(evaluator: Evaluator, desk: BuildDesk) -> tuple[Arm, list[str]]:
+    """A confined worker, stopped, and its layers. Raises SandboxUnavailable, ProcessLost.
+
+    `desk` serves its builds.
+    """
+    config, device, tools = evaluator.config, evaluator.device, evaluator.toolchain()
     plan = SandboxPlan(
         layers=tuple(config.sandbox.layers), scratch_mib=config.sandbox.scratch_mib, devices=device.nodes,
-        fallback_scratch=evaluator.scratch(), **evaluator.toolchain(),
+        fallback_scratch=evaluator.scratch(), read=tools.read, execute=tools.execute(device.type),
     )  # fmt: skip
     child = evaluator.zygote().spawn_worker(plan)
     try:
@@ -49,7 +53,9 @@ def spawn(evaluator: Evaluator) -> tuple[Arm, list[str]]:
     except BaseException:
         child.kill()
         raise
-    return Arm(child, trusted=False, memory_limit_bytes=config.memory_limit_mib << 20), layers
+    arm = Arm(child, trusted=False, memory_limit_bytes=config.memory_limit_mib << 20)
+    arm.serve = desk.serve
+    return arm, layers
 
 
 def _layers(child: Child) -> list[str]:
@@ -75,7 +81,7 @@ def load(bench: Bench, observed: Observed, source: int, config: EvaluatorConfig)
         "op": "construct", "tree": opened["arguments"], "specs": placed["specs"], "seed": opened["construct_seed"],
         "train": opened["train"], "dtype": opened["dtype"],
     }  # fmt: skip
-    made, _ = bench.ask(request, schema.Constructed, max(0.1, deadline - time.monotonic()))
+    made, _ = bench.ask(request, schema.Constructed, max(0.1, deadline + bench.worker.served_s - time.monotonic()))
     observed.parameters = _transfer(opened["state"], {name: [e.dtype, e.shape] for name, e in made.state.items()})
 
 

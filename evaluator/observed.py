@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from evaluator.compile.diagnostics import cut
 from evaluator.judgement import CallLedger, CallResult, Facts
 from evaluator.judgement.facts import (
     Alias,
@@ -88,6 +89,9 @@ class Observed:
 
     def failed(self, answer: schema.Failed, step: Step) -> None:
         """Candidate code raised."""
+        if answer.kind == "CompileError":
+            self.compile = self.compile.model_copy(update={"failed": True, "error": cut(answer.text)})
+            return
         kind = "contract" if answer.kind == "NotAModel" else "exception"
         where = f", line {answer.line}" if answer.line else ""
         text = " ".join(answer.text.split())[:400]

@@ -7,6 +7,8 @@ import secrets
 from types import TracebackType
 from typing import Any, Self
 
+from evaluator.compile import CompilePool, Toolchain, discover
+from evaluator.compile.routes import arch_of
 from evaluator.config import EvaluatorConfig
 from evaluator.device import Device, DeviceLock, open_device
 from evaluator.flow import Flow, ReferenceFailed
@@ -47,6 +49,7 @@ class Evaluator:
         self.lock = DeviceLock(self.device.lock_path)
         self._zygote: Zygote | None = None
         self._reference: WarmReference | None = None
+        self._pool: CompilePool | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -56,18 +59,24 @@ class Evaluator:
     ) -> None:
         self.close()
 
-    def evaluate(self, task: Task, candidate: Candidate, *, confirm: bool = False) -> Evaluation:
+    def evaluate(
+        self, task: Task, candidate: Candidate, *, confirm: bool = False, seed: bytes | None = None
+    ) -> Evaluation:  # fmt: skip
         """Judges one candidate against one task; never raises for what the candidate does.
 
         With `confirm` an accepted speedup is measured again on fresh seeds, as it is above `timing.confirm_above`.
+        `seed` draws the inputs of an earlier evaluation again (its `detail["seed"]`); without it they are secret.
         """
-        return Flow(self, task, candidate, confirm=confirm).run()
+        return Flow(self, task, candidate, confirm=confirm, seed=seed).run()
 
     def zygote(self) -> Zygote:
         """The running zygote, started when there is none."""
         if self._zygote is None or not self._zygote.alive():
             self.close_processes()
-            self._zygote = Zygote(threads=self.config.threads, lock_descriptor=self.lock.descriptor)
+            self._zygote = Zygote(
+                threads=self.config.threads, lock_descriptor=self.lock.descriptor,
+                environment={"PATH": discover().search_path(self.device.type)},
+            )  # fmt: skip
             self._zygote.start(self.config.deadlines.start_s)
         return self._zygote
 
@@ -102,9 +111,18 @@ class Evaluator:
         """A folder for workers on machines without mount namespaces; empty until one is needed."""
         return ""
 
-    def toolchain(self) -> dict[str, tuple[str, ...]]:
+    def toolchain(self) -> Toolchain:
         """What workers may read and execute beside the interpreter."""
-        return {}
+        return discover()
+
+    def compile_pool(self) -> CompilePool:
+        """The pool that builds what workers ask for, started with the first request."""
+        if self._pool is None:
+            self._pool = CompilePool(
+                self.config.compile, arch=arch_of(self.device.type),
+                allow_unsandboxed=self.config.sandbox.allow_unsandboxed,
+            )  # fmt: skip
+        return self._pool
 
     def text_descriptor(self, text: str) -> int:
         """A descriptor with the text, to be closed by the caller."""
@@ -126,6 +144,9 @@ class Evaluator:
     def close(self) -> None:
         """Ends all processes and gives the device up."""
         self.close_processes()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
         self.lock.close()
 
 

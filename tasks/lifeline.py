@@ -73,7 +73,8 @@ def spawn(
 ) -> Owned:
     """Starts a program in a process group of its own that ends when this process ends, whatever ends it.
 
-    The program and its supervisor inherit `pass_fds`: a lock held through one of them is free only when both are gone.
+    `pass_fds` are descriptors that the program gets under their own numbers; the supervisor closes its copies.
+
     Raises OSError when the supervisor cannot start; a program that cannot be executed ends with exit code 127.
     """
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
@@ -109,6 +110,7 @@ def _supervise(lifeline: int, argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(PermissionError):  # the child has already made its group and executed the program
         os.setpgid(child, child)
+    _close_all_but(lifeline)
     pidfd = os.pidfd_open(child)
     ready, _, _ = select.select([lifeline, pidfd], [], [])
     if pidfd not in ready:
@@ -120,6 +122,11 @@ def _supervise(lifeline: int, argv: list[str]) -> int:
         status = os.waitpid(child, 0)[1]
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
+
+
+def _close_all_but(lifeline: int) -> None:
+    os.closerange(3, lifeline)
+    os.closerange(lifeline + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def _signal_group(group: int, sig: int) -> None:

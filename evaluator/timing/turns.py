@@ -7,15 +7,20 @@ one deadline, and memory is watched while the judge waits.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evaluator.compile.request import BadRequest
 from evaluator.worker import wire
 from evaluator.worker.process import Child, ProcessLost
 
 _WATCH_S = 0.05
+
+Serve = Callable[[dict[str, Any]], tuple[dict[str, Any], int | None]]
+"""From a worker's `compile` message to the answer and the library's descriptor."""
 
 
 class ArmFault(RuntimeError):
@@ -43,6 +48,10 @@ class Arm:
         self.trusted = trusted
         self._limit = memory_limit_bytes
         self.peak_rss_bytes = 0
+        self.serve: Serve | None = None
+        """Builds what the arm asks for in the middle of a turn; the arm is stopped meanwhile."""
+        self.served_s = 0.0
+        """Time that builds took, which counts against no deadline."""
 
     def take(self, request: dict[str, Any], timeout_s: float, descriptors: Sequence[int] = ()) -> Turn:
         """Gives the arm one turn for one request. Raises ArmFault; the arm must then be killed."""
@@ -66,11 +75,32 @@ class Arm:
             try:
                 if self.trusted:
                     return wire.receive_trusted(self.child.channel, min(_WATCH_S, max(left, 0.0)))
-                return wire.receive(self.child.channel, min(_WATCH_S, max(left, 0.0))), []
+                message = wire.receive(self.child.channel, min(_WATCH_S, max(left, 0.0)))
+                if message.get("op") != "compile" or self.serve is None:
+                    return message, []
+                deadline += self._build(self.serve, message)
             except wire.WireTimeout:
                 if left <= 0:
                     raise ArmFault("deadline", f"no answer within {timeout_s:g} s") from None
                 self.watch()
+
+    def _build(self, serve: Serve, message: dict[str, Any]) -> float:
+        """Answers a request for a build; returns the seconds it took."""
+        begin = time.monotonic()
+        self.child.stop()
+        try:
+            answer, descriptor = serve(message)
+        except BadRequest as error:
+            raise ArmFault("forged", f"a build request off its schema: {error}") from error
+        try:
+            wire.send(self.child.channel, answer, [] if descriptor is None else [descriptor])
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        self.child.resume()
+        took_s = time.monotonic() - begin
+        self.served_s += took_s
+        return took_s
 
     def watch(self) -> int:
         """Reads the arm's private memory; raises ArmFault above the limit."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from evaluator.compile import shim
 from evaluator.worker import burst, confine, native, trace, tripwire, wire
 from evaluator.worker.arena import Arena
 from evaluator.worker.tree import TensorSpec, unflatten
@@ -130,7 +131,10 @@ class Worker:
     def inspect(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         """What the candidate changed in its process, and the compilers that it used."""
         replaced, settings = tripwire.replaced(self._functions), tripwire.changed_settings(self._settings)
-        return {"op": "inspected", "replaced": replaced, "settings": settings, "compilers": self._compilers.used()}
+        return {
+            "op": "inspected", "replaced": replaced, "settings": settings, "compilers": self._compilers.used(),
+            "programs": list(shim.programs()),
+        }  # fmt: skip
 
     def seal(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         """No new programs and processes from here on."""
@@ -153,6 +157,7 @@ def _entry(value: torch.Tensor) -> dict[str, Any]:
 
 def work(channel: socket, settings: dict[str, Any]) -> None:
     """Serves the judge's requests until it closes the channel."""
+    shim.install(_asking(channel))
     worker = Worker()
     handlers: dict[str, Handler] = {
         name: getattr(worker, name) for name in OPERATIONS
@@ -177,6 +182,21 @@ def work(channel: socket, settings: dict[str, Any]) -> None:
                 channel,
                 {"op": "failed", "stage": request["op"], "kind": "Answer", "text": "answer too large", "line": 0},
             )
+
+
+def _asking(channel: socket) -> shim.Ask:
+    """How the shim asks for a build in the middle of a request."""
+    send, receive = wire.send, wire.receive_trusted
+
+    def ask(message: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+        try:
+            send(channel, message)
+        except ValueError as error:
+            raise shim.CompileError(f"the sources are too large for a build: {error}") from error
+        answer, descriptors = receive(channel)
+        return answer, descriptors[0] if descriptors else None
+
+    return ask
 
 
 def forget_project(root: str) -> None:
@@ -204,8 +224,11 @@ def failure(stage: str, error: BaseException) -> dict[str, Any]:
         text = str(error)[:_TEXT_LIMIT]
     except BaseException:  # noqa: BLE001  __str__ is candidate code as well
         text = ""
+    kind, said = type(error).__name__[:80], shim.explain(error, loading=stage in ("load", "construct"))
+    if said:
+        kind, text = shim.CompileError.__name__, said[:_TEXT_LIMIT]
     text = text.encode("utf-8", "replace").decode()
-    return {"op": "failed", "stage": stage, "kind": type(error).__name__[:80], "text": text, "line": line}
+    return {"op": "failed", "stage": stage, "kind": kind, "text": text, "line": line}
 
 
 def read_text(descriptor: int) -> str:

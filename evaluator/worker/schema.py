@@ -119,6 +119,8 @@ class Inspected(Answer):
     replaced: Names
     settings: Names
     compilers: Names
+    programs: Names
+    """Compilers that the candidate ran itself."""
 
 
 class Sealed(Answer):

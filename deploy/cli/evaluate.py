@@ -1,0 +1,54 @@
+"""`kontrast evaluate`: an honest number for one kernel, or for a file of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+_TASK = "A file in KernelBench's convention, kernelbench:LEVEL/PROBLEM or procedural:FAMILY/INDEX."
+_CANDIDATE = "A file with `class ModelNew`, seed:NAME (a seed kernel of the task), or - for standard input."
+_PROTOCOL = "sequential, reward (quick, as in training) or paper (CUDA-L1's rules)."
+_SIZE = "Size of procedural tasks, cpu or gpu; by default the device's."
+_KERNELBENCH = "Checkout, .jsonl or .parquet of KernelBench."
+_SEED = "Draw inputs as an earlier evaluation did; printed with each rejection."
+_BATCH = 'File of lines {"id", "task", "candidate"}, each a path, an id or source text.'
+_OUT = "Where --batch writes its lines; standard output without it."
+
+
+@app.command()
+def evaluate(
+    task: Annotated[str, typer.Argument(help=_TASK, show_default=False)] = "",
+    candidate: Annotated[str, typer.Argument(help=_CANDIDATE, show_default=False)] = "",
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:INDEX.")] = "cpu",
+    protocol: Annotated[str, typer.Option("--protocol", help=_PROTOCOL)] = "sequential",
+    rules: Annotated[str, typer.Option("--rules", help="What is accepted: strict, paper or any.")] = "strict",
+    dtype: Annotated[str, typer.Option("--dtype", help="Precision of the task: fp32, fp16 or bf16.")] = "fp32",
+    size: Annotated[str, typer.Option("--size", help=_SIZE, show_default=False)] = "",
+    kernelbench: Annotated[str, typer.Option("--kernelbench", help=_KERNELBENCH, show_default=False)] = "",
+    seed: Annotated[str, typer.Option("--seed", help=_SEED, show_default=False)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    batch: Annotated[str, typer.Option("--batch", help=_BATCH, show_default=False)] = "",
+    out: Annotated[str, typer.Option("--out", help=_OUT, show_default=False)] = "",
+    evaluators: Annotated[int, typer.Option("--evaluators", min=1, help="Evaluators for a --batch.")] = 1,
+) -> None:
+    """Judge a candidate against its reference: is it right on secret inputs, and how much faster is it?
+
+    Exit code 0: accepted (with --batch: every line got an evaluation). 1: rejected. 2: bad usage or unreadable input.
+    3: unscored, since something of the machine failed and not the candidate.
+    """
+    from deploy.cli.evaluation import Request, evaluate_batch, evaluate_one
+
+    request = Request(
+        device=device, protocol=protocol, rules=rules, dtype=dtype, size=size, kernelbench=kernelbench, seed=seed,
+        evaluators=evaluators,
+    )  # fmt: skip
+    if batch:
+        raise typer.Exit(evaluate_batch(request, batch, out, stray=task or candidate))
+    raise typer.Exit(evaluate_one(request, task, candidate, as_json=as_json, out=out))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,239 @@
+"""What `kontrast evaluate` does, apart from its options: read task and candidate, evaluate, print, exit code.
+
+Invariants: standard output carries results only (whatever else writes there, a library or a child, is turned to
+standard error); everything that can be wrong with the input is found before the first evaluation and said in one
+sentence; no answer comes from an earlier evaluation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol, get_args
+
+from tasks.errors import UsageError
+from tasks.records import Candidate, Evaluation, Task
+from tasks.records import evaluation as words
+from tasks.records.task import Precision
+
+EXIT_CODES = {"accepted": 0, "rejected": 1, "unscored": 3}
+MAX_CANDIDATE_BYTES = 1 << 20
+
+Size = Literal["cpu", "gpu"]
+
+
+class Judge(Protocol):
+    """The part of `evaluator.Evaluator` that is used here."""
+
+    def evaluate(self, task: Task, candidate: Candidate, *, seed: bytes | None = None) -> Evaluation:
+        """Judges one candidate."""
+
+
+MakeJudge = Callable[[str, dict[str, Any]], AbstractContextManager[Judge]]
+"""From a device's name and the evaluator's settings to an evaluator."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of the command, checked as soon as it is made. Raises UsageError."""
+
+    device: str = "cpu"
+    protocol: str = "sequential"
+    rules: str = "strict"
+    dtype: str = "fp32"
+    size: str = ""
+    kernelbench: str = ""
+    seed: str = ""
+    evaluators: int = 1
+
+    def __post_init__(self) -> None:
+        _one_of("--protocol", self.protocol, get_args(words.Protocol))
+        _one_of("--rules", self.rules, get_args(words.RulesName))
+        _one_of("--dtype", self.dtype, get_args(Precision))
+        if self.size:
+            _one_of("--size", self.size, get_args(Size))
+        if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", self.device):
+            raise UsageError(f"there is no device {self.device!r}: give cpu, cuda or cuda:INDEX")
+        if self.seed and not re.fullmatch(r"([0-9a-f]{2}){1,64}", self.seed):
+            raise UsageError(f"{self.seed!r} is no seed: give the hexadecimal digits that a rejection printed")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The evaluator's settings that the options name."""
+        return {"protocol": self.protocol, "rules": self.rules}
+
+    @property
+    def seed_bytes(self) -> bytes | None:
+        """The seed to draw from; None for a fresh secret one."""
+        return bytes.fromhex(self.seed) if self.seed else None
+
+    def task(self, reference: str) -> Task:
+        """The task of an id or a path."""
+        from tasks.suites import load_task
+
+        where = Path(self.kernelbench) if self.kernelbench else None
+        return load_task(reference, size=self._size(), kernelbench=where, precision=self._precision())
+
+    def task_from_text(self, text: str, where: str) -> Task:
+        """A task from its source."""
+        from tasks.reference_source import task_from_source
+
+        return task_from_source(text, where=where, precision=self._precision())
+
+    def devices(self) -> list[str]:
+        """One device's name for each evaluator: with plain `cuda` each gets a GPU of its own."""
+        if self.device == "cuda" and self.evaluators > 1:
+            return [f"cuda:{index}" for index in range(self.evaluators)]
+        return [self.device] * self.evaluators
+
+    def reproduce(self, task: str, candidate: str, seed: str) -> str:
+        """The command line that evaluates the same inputs again."""
+        command = ["kontrast", "evaluate", task, candidate]
+        for flag, value, default in (
+            ("--device", self.device, "cpu"), ("--protocol", self.protocol, "sequential"),
+            ("--rules", self.rules, "strict"), ("--dtype", self.dtype, "fp32"), ("--size", self.size, ""),
+            ("--kernelbench", self.kernelbench, ""), ("--seed", seed, ""),
+        ):  # fmt: skip
+            command += [flag, value] if value != default else []
+        return shlex.join(command)
+
+    def _size(self) -> Size:
+        if self.size:
+            return "cpu" if self.size == "cpu" else "gpu"
+        return "cpu" if self.device == "cpu" else "gpu"
+
+    def _precision(self) -> Precision:
+        return self.dtype  # type: ignore[return-value]  # checked when it was made
+
+
+def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(value, allowed, 1)
+        hint = f"did you mean {near[0]}?" if near else f"give one of {', '.join(allowed)}"
+        raise UsageError(f"{flag} {value} is unknown: {hint}")
+
+
+def read_candidate(reference: str, task: Task) -> Candidate:
+    """The candidate in a file, on standard input (`-`) or among the task's seed kernels (`seed:NAME`).
+
+    Raises UsageError.
+    """
+    if reference == "-":
+        data = sys.stdin.buffer.read(MAX_CANDIDATE_BYTES + 1)
+        return Candidate(source=_decoded(data, "standard input"), origin="text", detail="standard input")
+    if reference.startswith("seed:"):
+        return _seed(reference, task)
+    path = Path(reference)
+    if path.is_dir():
+        raise UsageError(f"{reference} is a folder; give one file of it")
+    from tasks.reference_source import read_source
+
+    return Candidate(source=read_source(path), origin="file", detail=reference)
+
+
+def _seed(reference: str, task: Task) -> Candidate:
+    from tasks.procedural import seed_kernels
+
+    seeds = {seed.name: seed for seed in seed_kernels(task)}
+    name = reference.removeprefix("seed:")
+    if name not in seeds:
+        known = f"it has {', '.join(seeds)}" if seeds else "it has none"
+        raise UsageError(f"{task.id} has no seed kernel {name!r}: {known}")
+    return Candidate(source=seeds[name].source, origin="seed", detail=name)
+
+
+def _decoded(data: bytes, where: str) -> str:
+    if len(data) > MAX_CANDIDATE_BYTES:
+        raise UsageError(f"{where} is larger than {MAX_CANDIDATE_BYTES} bytes, too large for a kernel source")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise UsageError(f"{where} is binary, not UTF-8 text; give Python source")
+    return text
+
+
+def make_judge(device: str, settings: dict[str, Any]) -> AbstractContextManager[Judge]:
+    """The real evaluator."""
+    from evaluator import Evaluator
+    from evaluator.config import EvaluatorConfig
+
+    judge: AbstractContextManager[Judge] = Evaluator(device, EvaluatorConfig(**settings))
+    return judge
+
+
+def evaluate_one(
+    request: Request, task_reference: str, candidate_reference: str, *, as_json: bool, out: str = "",
+    make: MakeJudge = make_judge,
+) -> int:  # fmt: skip
+    """Evaluates one candidate and prints the result; returns the exit code. Raises UsageError."""
+    if not task_reference or not candidate_reference:
+        raise UsageError("give a task and a candidate, or --batch FILE: see kontrast evaluate --help")
+    if out or request.evaluators > 1:
+        raise UsageError("--out and --evaluators belong to --batch: leave them out for one candidate")
+    task = request.task(task_reference)
+    candidate = read_candidate(candidate_reference, task)
+    with results_stream() as stream:
+        with make(request.device, request.settings) as judge:
+            evaluation = judge.evaluate(task, candidate, seed=request.seed_bytes)
+        if as_json:
+            stream.write(evaluation.to_json() + "\n")
+        else:
+            from deploy.cli.panel import print_panel
+
+            seed = str(evaluation.detail.get("seed") or "")
+            print_panel(evaluation, stream, command=request.reproduce(task_reference, candidate_reference, seed))
+    return EXIT_CODES[evaluation.outcome]
+
+
+def evaluate_batch(request: Request, batch: str, out: str, *, stray: str = "", make: MakeJudge = make_judge) -> int:
+    """Evaluates a file of lines; returns the exit code. Raises UsageError before the first evaluation."""
+    from deploy.cli.batch import read_lines, run_lines
+
+    if stray:
+        raise UsageError(f"unexpected argument {stray}: with --batch, tasks and candidates come from its lines")
+    if request.seed:
+        raise UsageError("--seed reproduces one evaluation: leave it out with --batch")
+    lines = read_lines(request, Path(batch))
+    with _output(out) as stream:
+        return run_lines(request, lines, stream, make=make)
+
+
+@contextmanager
+def _output(out: str) -> Iterator[IO[str]]:
+    with ExitStack() as stack:
+        if not out:
+            yield stack.enter_context(results_stream())
+            return
+        try:
+            file = stack.enter_context(open(out, "w", encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {out}: {error.strerror}; give --out a file in an existing folder"
+            ) from error
+        yield file
+
+
+@contextmanager
+def results_stream() -> Iterator[IO[str]]:
+    """Standard output for results alone: meanwhile descriptor 1 is standard error, for children and libraries too."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    before = sys.stdout
+    try:
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
+        with open(own, "w", encoding="utf-8", closefd=False) as stream:
+            yield stream
+    finally:
+        sys.stdout = before
+        os.dup2(own, 1)
+        os.close(own)

@@ -1,0 +1,122 @@
+"""An evaluation for a person's eyes: what was decided, why, and what to do next.
+
+Invariant: everything shown comes from the record, so that `--json` holds all of it; text of candidates and compilers is
+never read as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tasks.records import Evaluation, Measurement
+
+STYLES = {"accepted": "green", "rejected": "red", "unscored": "yellow"}
+_MAX_COMPILER_LINES = 12
+
+
+def print_panel(evaluation: Evaluation, stream: IO[str], *, command: str = "") -> None:
+    """Writes the panel; `command` is the line that evaluates the same inputs again. Plain text without a terminal."""
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    console.print(panel(evaluation))
+    if _reproducible(evaluation) and command:
+        # Outside of the box and unbroken, so that it can be copied.
+        console.print(Text(f"Again with the same inputs: {command}"), soft_wrap=True)
+
+
+def panel(evaluation: Evaluation) -> RenderableType:
+    """The panel as something rich can render."""
+    parts: list[RenderableType] = []
+    if evaluation.message:
+        parts.append(Text(evaluation.message))
+    rows = list(_rows(evaluation))
+    if rows:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in rows:
+            table.add_row(name, Text(value))
+        parts += ["", table]
+    compiler = _compiler_text(evaluation)
+    if compiler:
+        parts += ["", Text(compiler)]
+    style = STYLES[evaluation.outcome]
+    return Panel(
+        Group(*parts), title=Text(title(evaluation), style=f"bold {style}"), title_align="left", border_style=style,
+        box=box.ROUNDED, expand=False, padding=(0, 1),
+    )  # fmt: skip
+
+
+def title(evaluation: Evaluation) -> str:
+    """`accepted  1.73x  procedural:row_norm/17 on cpu` or `rejected: incorrect  ...`."""
+    head: str = evaluation.outcome
+    if evaluation.outcome == "accepted" and evaluation.measurement is not None:
+        head += f"  {_times(evaluation.measurement.speedup)}"
+    elif evaluation.reason:
+        head += f": {evaluation.reason}"
+    return f"{head}  {evaluation.task_id} on {evaluation.device_type}"
+
+
+def _rows(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
+    if evaluation.measurement is not None:
+        yield from _measured(evaluation.measurement)
+    yield from _wrong_value(evaluation.detail)
+    for name, key in (("defence", "defence"), ("seed", "seed")):
+        if evaluation.outcome != "accepted" and evaluation.detail.get(key):
+            yield name, str(evaluation.detail[key])
+    if evaluation.detail.get("also"):
+        yield "also", ", ".join(map(str, evaluation.detail["also"]))
+    if evaluation.outcome != "accepted":
+        yield "at step", evaluation.step
+    if evaluation.labels:
+        yield "labels", ", ".join(evaluation.labels)
+    yield "rules", f"{evaluation.rules}, protocol {evaluation.protocol}, {evaluation.precision}"
+    yield "isolation", ", ".join(evaluation.isolation) or "none"
+    if evaluation.seconds_by_step:
+        yield "seconds", ", ".join(f"{step} {value:.2f}" for step, value in evaluation.seconds_by_step.items())
+
+
+def _measured(measurement: Measurement) -> Iterator[tuple[str, str]]:
+    low, high = _times(measurement.ci_low), _times(measurement.ci_high)
+    yield "speedup", f"{_times(measurement.speedup)}, {measurement.confidence:.0%} interval {low} to {high}"
+    yield "reference", f"{_ms(measurement.reference_ms)} a call ({measurement.definition})"
+    yield "candidate", f"{_ms(measurement.candidate_ms)} a call"
+    confirmed = ", confirmed on fresh seeds" if measurement.confirmed else ""
+    placements = f"{measurement.placements} placement{'s' if measurement.placements > 1 else ''}"
+    yield "timing", f"{measurement.pairs} pairs over {placements}, ended by {measurement.stopped}{confirmed}"
+
+
+def _wrong_value(detail: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if detail.get("index") is not None and "got" in detail:
+        place = f"output {detail.get('output', '0')}, index {list(detail['index'])}"
+        yield "first wrong", f"{place}: got {detail['got']}, expected {detail.get('expected', '?')}"
+    if detail.get("error") and detail.get("allowed"):
+        yield "error", f"{detail['error']} against a budget of {detail['allowed']}"
+    if detail.get("wrong_calls"):
+        yield "wrong calls", f"{detail['wrong_calls']} of {detail.get('calls', '?')} on {detail.get('draw', '')} inputs"
+
+
+def _compiler_text(evaluation: Evaluation) -> str:
+    if evaluation.reason != "compile_error":
+        return ""
+    lines = str(evaluation.detail.get("compiler") or "").splitlines()
+    more = [f"[{len(lines) - _MAX_COMPILER_LINES} more lines with --json]"] if len(lines) > _MAX_COMPILER_LINES else []
+    return "\n".join([*lines[:_MAX_COMPILER_LINES], *more])
+
+
+def _reproducible(evaluation: Evaluation) -> bool:
+    return evaluation.outcome == "rejected" and bool(evaluation.detail.get("seed"))
+
+
+def _times(value: float) -> str:
+    return f"{value:.3g}x" if value < 1000 else f"{value:.0f}x"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3g} ms" if value >= 1 else f"{1000 * value:.3g} us"
