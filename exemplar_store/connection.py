@@ -135,8 +135,8 @@ class Connection:
         words = last_words(self.server.folder) if self.server is not None else ""
         if "AOF write error" in words:
             return StoreFull(
-                f"the server of {self.place} stopped because it could not write its file ({words}): free disk space and "
-                "start again, nothing acknowledged is lost"
+                f"the server of {self.place} stopped because it could not write its file ({words}): free disk space "
+                "and start again, nothing acknowledged is lost"
             )
         said = f" (its log ends: {words})" if words else ""
         return StoreUnreachable(
