@@ -122,19 +122,26 @@ class Connection:
                 f"the store at {self.place} has no memory left and nothing was written: raise its maxmemory or prune it"
             ) from error
         except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
-            raise StoreUnreachable(self._unreachable(error)) from error
+            raise self._unreachable(error) from error
         except exceptions.ResponseError as error:
             text = str(error)
             if "MISCONF" in text or "OOM" in text or "No space" in text:
                 raise StoreFull(f"the store at {self.place} cannot write: {text}; free memory or disk") from error
             raise StoreError(f"the store at {self.place} refused a command: {text}") from error
         except exceptions.RedisError as error:
-            raise StoreUnreachable(self._unreachable(error)) from error
+            raise self._unreachable(error) from error
 
-    def _unreachable(self, error: Exception) -> str:
+    def _unreachable(self, error: Exception) -> StoreError:
         words = last_words(self.server.folder) if self.server is not None else ""
+        if "AOF write error" in words:
+            return StoreFull(
+                f"the server of {self.place} stopped because it could not write its file ({words}): free disk space "
+                "and start again, nothing acknowledged is lost"
+            )
         said = f" (its log ends: {words})" if words else ""
-        return f"the store at {self.place} does not answer: {str(error).rstrip('.')}{said}; start it or name another"
+        return StoreUnreachable(
+            f"the store at {self.place} does not answer: {str(error).rstrip('.')}{said}; start it or name another"
+        )
 
 
 def connect(location: str | Path, config: StoreConfig) -> Connection:

@@ -32,6 +32,7 @@ LOG_FILE = "server.log"
 MAX_SOCKET_PATH = 100
 """The kernel's limit is 107 bytes."""
 _POLL_S = 0.01
+_LOG_BEGINS = " is starting oO0"
 
 
 def find_server_binary() -> Path:
@@ -123,24 +124,23 @@ class EmbeddedServer:
         path = socket_path(self.folder)
         _write_lock(lock, path, 0)
         Path(path).unlink(missing_ok=True)
-        log_start = self._log_size()
         process = spawn(_command(find_server_binary(), self.folder, path), pass_fds=(lock,))
         try:
-            self.pid = self._await_ready(process, path, log_start)
+            self.pid = self._await_ready(process, path)
         except BaseException:
             process.stop()
             raise
         self._process, self._socket = process, path
         _write_lock(lock, path, self.pid)
 
-    def _await_ready(self, process: Owned, path: str, log_start: int) -> int:
+    def _await_ready(self, process: Owned, path: str) -> int:
         deadline = time.monotonic() + self.start_timeout_s
         while True:
             pid = _ask_pid(path)
             if pid:
                 return pid
             if process.poll() is not None:
-                raise StoreError(f"the server of {self.folder} did not start: {self._last_words(log_start)}")
+                raise StoreError(f"the server of {self.folder} did not start: {self._last_words()}")
             if time.monotonic() > deadline:
                 raise StoreUnreachable(
                     f"the server of {self.folder} did not load its data within {self.start_timeout_s:g} s; "
@@ -169,13 +169,11 @@ class EmbeddedServer:
                 return self.start()
             time.sleep(_POLL_S)
 
-    def _log_size(self) -> int:
+    def _last_words(self) -> str:
+        """The latest server's last complaint, else its last line."""
         path = self.folder / LOG_FILE
-        return path.stat().st_size if path.exists() else 0
-
-    def _last_words(self, start: int = 0) -> str:
-        path = self.folder / LOG_FILE
-        lines = path.read_bytes()[start:].decode(errors="replace").splitlines() if path.exists() else []
+        text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+        lines = text.rpartition(_LOG_BEGINS)[2].splitlines()
         wanted = [line for line in lines if " # " in line or "rror" in line or "FATAL" in line]
         return (wanted or lines or [f"see {path}"])[-1].strip()
 

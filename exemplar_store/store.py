@@ -7,6 +7,7 @@ each write is one script on one slot; nothing unscored is ever answered from the
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
@@ -28,8 +29,10 @@ from exemplar_store.sampling import Strategy, create_strategy
 from tasks.records import Candidate, Evaluation, Exemplar, Prompt, Task
 from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION
 
-PIPELINE_LENGTH = 512
-"""Scripts sent in one round trip; the server syncs its file about once for each."""
+PIPELINE_LENGTH = 128
+"""Scripts sent in one round trip."""
+BATCHES_UNDER_WAY = 8
+"""Connections that send batches at the same time. The server syncs its file after each 16 KiB it reads of each."""
 
 
 class InsertResult(NamedTuple):
@@ -99,24 +102,25 @@ class ExemplarStore:
         return self._insert_batch([call])[0]
 
     def insert_many(self, exemplars: Iterable[Exemplar], *, replace: bool = False) -> list[InsertResult]:
-        """Files many kernels, pipelined; each is atomic, the whole is not.
+        """Files many kernels, pipelined; each is atomic, the whole is not. The results are in the order of the kernels.
 
-        While the server works on one batch the next one is packed.
+        Several batches are under way at once, so that one sync of the server's file covers them all; they may arrive
+        in another order.
         """
         results: list[InsertResult] = []
-        with ThreadPoolExecutor(1) as sender:
-            in_flight: Future[list[InsertResult]] | None = None
+        under_way: deque[Future[list[InsertResult]]] = deque()
+        with ThreadPoolExecutor(BATCHES_UNDER_WAY) as senders:
             for batch in _batches(exemplars, PIPELINE_LENGTH):
                 calls: list[ScriptCall] = []
                 for exemplar in batch:
                     self.register_task(exemplar.task_hash, exemplar.task_id)
                     filing = self.place_arguments(exemplar, replace=replace)
                     calls.append(("insert", self.place_keys(exemplar), filing))
-                if in_flight is not None:
-                    results += in_flight.result()
-                in_flight = sender.submit(self._insert_batch, calls)
-            if in_flight is not None:
-                results += in_flight.result()
+                if len(under_way) == BATCHES_UNDER_WAY:
+                    results += under_way.popleft().result()
+                under_way.append(senders.submit(self._insert_batch, calls))
+            while under_way:
+                results += under_way.popleft().result()
         return results
 
     def draw(

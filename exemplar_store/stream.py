@@ -206,16 +206,21 @@ class RunStream:
             by_task.setdefault(task_hash.decode(), set()).add(group_id.decode())
         yield 0
         tasks = sorted(by_task)
-        queries = [("SMEMBERS", self._task(task, name)) for task in tasks for name in ("outbox", "done")]
+        queries: list[tuple[str, ...]] = []
+        for task in tasks:
+            queries += [
+                ("SMEMBERS", self._task(task, "outbox")),
+                ("SMISMEMBER", self._task(task, "done"), *sorted(by_task[task])),
+            ]
         answers = self._connection.calls(queries)
         yield 0
-        for at, task_hash in enumerate(tasks):
-            waiting, done = ({group.decode() for group in answers[2 * at + part]} for part in (0, 1))
-            for group_id in sorted(waiting):
-                yield from self._move(task_hash, group_id)
-            struck = by_task[task_hash] & done
+        for at, task in enumerate(tasks):
+            for group_id in sorted(group.decode() for group in answers[2 * at]):
+                yield from self._move(task, group_id)
+            done = zip(sorted(by_task[task]), answers[2 * at + 1], strict=True)
+            struck = [group_id for group_id, closed in done if closed]
             if struck:
-                self._connection.call("HDEL", self._run("open"), *sorted(struck))
+                self._connection.call("HDEL", self._run("open"), *struck)
                 yield 0
 
     def _move(self, task_hash: str, group_id: str) -> Iterator[int]:

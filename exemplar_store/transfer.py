@@ -26,11 +26,13 @@ from exemplar_store.filed import CacheKey, Claim, FiledEvaluation
 from exemplar_store.foreign import UNKNOWN_DEVICE, is_cuda_l1, is_kernelbench_run, read_cuda_l1, read_kernelbench_run
 from exemplar_store.hacking_cases import HackingCase, HackingCases
 from exemplar_store.keys import SCHEMA_VERSION, Shelf, exemplar_id
-from exemplar_store.store import PIPELINE_LENGTH, ExemplarStore
+from exemplar_store.store import ExemplarStore
 from tasks.records import Exemplar, Task
 from tasks.records.base import Record, stable_json
 
 FORMAT = "kontrast-store"
+LINES_PER_MARK = 1024
+"""Lines filed before the place is marked at which an interrupted import goes on."""
 Progress = Callable[[int], None]
 """Called now and then with the number of lines done so far."""
 
@@ -52,7 +54,7 @@ def export_file(store: ExemplarStore, path: Path, progress: Progress = _quiet) -
             for line in export_lines(store, after=after, with_cases=done == 0):
                 file.write(line.encode() + b"\n")
                 done += 1
-                if done % PIPELINE_LENGTH == 0:
+                if done % LINES_PER_MARK == 0:
                     progress(done)
             file.flush()
             os.fsync(file.fileno())
@@ -150,7 +152,7 @@ def import_path(
                 offset = end
                 pending += records
                 result.read += 1
-                if result.read % PIPELINE_LENGTH == 0:
+                if result.read % LINES_PER_MARK == 0:
                     flush()
         except StoreUsageError:
             flush()

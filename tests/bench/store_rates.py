@@ -23,15 +23,18 @@ from tasks.records import Candidate, Exemplar, Measurement
 
 BATCH = 4096
 OPERATIONS = ["relu", "sigmoid", "tanh", "sum(dim=-1)", "amax(dim=1)", "softmax(dim=-1)", "mean(dim=0)", "exp", "rsqrt"]
+NOUNS = ["block", "row", "tile", "stride", "mask", "partial", "shared", "accumulator", "warp", "offset", "scale"]
 
 
 def source(rng: Random) -> str:
-    """A kernel-like text of about 1.7 kB that compresses about as real ones do."""
+    """A kernel-like text of about 2.2 kB that packs to about 0.8 kB, as real kernels do."""
     lines = ["import torch", "import torch.nn as nn", "", "class ModelNew(nn.Module):", "    def forward(self, x):"]
-    lines += [
-        f"        value_{line} = torch.{rng.choice(OPERATIONS)}(x * {rng.random():.3f}) + {rng.randrange(64)}"
-        for line in range(25)
-    ]
+    for _ in range(25):
+        name, other, operation = rng.choice(NOUNS), rng.choice(NOUNS), rng.choice(OPERATIONS)
+        value = f"x[:, {rng.randrange(4096)}:] * {rng.random():.3f}"
+        lines.append(
+            f"        {name}_{rng.getrandbits(24):x} = torch.{operation}({value}) + {other}_{rng.randrange(64)}"
+        )
     return "\n".join(lines)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from exemplar_store import EmbeddedServer, ExemplarStore, StoreConfig
-from exemplar_store.errors import StoreError, StoreLocked, StoreUnreachable
+from exemplar_store import server as server_module
+from exemplar_store.errors import StoreError, StoreFull, StoreLocked, StoreUnreachable
 from exemplar_store.server import LOCK_FILE, MAX_SOCKET_PATH, find_server_binary, socket_path
 
 TASK = "a" * 64
@@ -218,3 +219,35 @@ def test_a_server_that_evicts_is_refused(server: EmbeddedServer) -> None:
             store.connection.calls([
                 ("CONFIG SET", "maxmemory-policy", "noeviction"), ("CONFIG SET", "maxmemory", "0"),
             ])  # fmt: skip
+
+
+def test_a_full_disk_stops_intake_in_the_servers_words(
+    folder: Path, make_exemplar: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's data folder is a file system of 1 MiB, mounted in a namespace of its own."""
+    plain = server_module._command
+    small = folder / "small"
+    script = f'mount -t tmpfs -o size=1m none {small} && exec "$@"'
+
+    def on_a_small_disk(binary: Path, where: Path, path: str) -> list[str]:
+        server = [*plain(binary, where, path), "--dir", str(small)]
+        return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", *server]
+
+    small.mkdir()
+    probe = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "true"], check=False)
+    if probe.returncode != 0:
+        pytest.skip("no user namespaces on this machine: the disk cannot be made small")
+    monkeypatch.setattr(server_module, "_command", on_a_small_disk)
+    accepted = 0
+    with ExemplarStore.connect(folder, StoreConfig(retries=1, retry_cap_s=0.05)) as store:
+
+        def fill() -> None:
+            nonlocal accepted
+            for number in range(20_000):
+                store.insert(make_exemplar(number, 1.0 + number % 100 / 100))
+                accepted += 1
+
+        with pytest.raises(StoreFull, match=r"free disk space and start again") as caught:
+            fill()
+        assert "\n" not in str(caught.value)
+    assert accepted > 100

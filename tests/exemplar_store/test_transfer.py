@@ -15,7 +15,7 @@ from exemplar_store.errors import StoreUsageError
 from exemplar_store.hacking_cases import HackingCases
 from exemplar_store.keys import Shelf
 from exemplar_store.pruning import pin, prune, prune_evaluations, unpin
-from exemplar_store.transfer import export_file, import_path
+from exemplar_store.transfer import LINES_PER_MARK, export_file, import_path
 from exemplar_store.verify import verify
 from tasks.records import Task
 
@@ -95,7 +95,7 @@ def test_an_interrupted_import_goes_on_after_its_last_batch(
         import_path(other, many, progress=interrupt)
     rest = import_path(other, many)
     assert rest.resumed
-    assert rest.read == 10 * len(lines) - 512
+    assert rest.read == 10 * len(lines) - LINES_PER_MARK
     assert verify(other).exemplars == 90
     assert not import_path(other, many).resumed, "a finished import leaves no mark"
 
