@@ -35,8 +35,9 @@ class RunConfig(Section):
     """Groups formed at most, dropped ones included; 0 forms as many as the learner's steps need."""
     partial_steps: bool = False
     """Take a step with the usable groups of a round instead of waiting for others in place of the dropped ones."""
-    seed_kernels: bool = True
-    """Evaluate the seed kernels of procedural tasks first, so that the first prompts show exemplars."""
+    seed_kernels: Literal["all", "one_per_speed", "none"] = "all"
+    """Seed kernels of procedural tasks that are evaluated first, so that the first prompts show exemplars: all, one of
+    each class of speed, or none."""
     confirm: bool = True
     """Measure the best new kernel of each task again, in full and on fresh seeds, when the run ends."""
     require_speedup: float = Field(default=0.0, ge=0)

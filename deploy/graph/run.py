@@ -79,7 +79,7 @@ def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
         max_staleness=config.rollout.staleness.max_staleness,
         concurrent_groups=config.rollout.staleness.max_groups_in_flight,
         concurrent_scores=2 * sum(config.device_types().values()),
-        seeds=config.run.seed_kernels,
+        seeds=config.run.seed_kernels != "none",
         confirm=config.run.confirm,
         confirm_above=max(1.0, config.run.require_speedup),
         partial_steps=config.run.partial_steps,
@@ -139,7 +139,10 @@ def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], obje
         "num_cpus": 0, "max_restarts": config.cluster.restarts, "max_task_retries": 0, "max_concurrency": 1000,
         "scheduling_strategy": here,
     }  # fmt: skip
-    rules = Rules(config.evaluator.protocol, config.evaluator.rules, seed=config.run.seed)
+    rules = Rules(
+        config.evaluator.protocol, config.evaluator.rules,
+        one_seed_per_speed=config.run.seed_kernels == "one_per_speed", seed=config.run.seed,
+    )  # fmt: skip
     recorder = ray.remote(RecorderActor).options(**options).remote(
         setting.run.path.resolve(), setting.location, config.store, setting.tasks, workers.make_tools, rules,
         setting.source,

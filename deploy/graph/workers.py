@@ -1,4 +1,4 @@
-"""The real workers of a run: generators, evaluators and learner from their packages, placed as the configuration says."""
+"""The real workers of a run: generators, evaluators and learner, placed as the configuration says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deploy.config import Config
 from deploy.graph.evaluators import CONFIRMATION, EXPLORATION, EvaluatorPool, open_evaluator, start_evaluators
 from deploy.graph.generating import GeneratorActor
 from deploy.graph.handles import PromptRefused
-from deploy.graph.recorder import Tools
+from deploy.graph.recorder import Seed, Tools
 from deploy.graph.run import RunFailed, Setting, Workers
 from deploy.graph.state import Group
 from rollout import PromptTooLong, build_prompt
@@ -80,6 +80,7 @@ def tools_of(config: Config, run_id: str, evaluators: Mapping[str, Sequence[Any]
 
     def made() -> Tools:
         from rollout.tokenizer import ChatTokenizer
+
         from tasks.procedural import seed_kernels
 
         tokenizer = ChatTokenizer.load(Path(config.rollout.model))
@@ -94,8 +95,8 @@ def tools_of(config: Config, run_id: str, evaluators: Mapping[str, Sequence[Any]
             except PromptTooLong as error:
                 raise PromptRefused("prompt_too_long", str(error)) from error
 
-        def seeds(task: Task) -> list[tuple[str, str]]:
-            return [(seed.name, seed.source) for seed in seed_kernels(task)] if task.suite == "procedural" else []
+        def seeds(task: Task) -> list[Seed]:
+            return [Seed(seed.name, seed.speed, seed.source) for seed in seed_kernels(task)]
 
         async def evaluate(task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
             priority = CONFIRMATION if protocol != config.evaluator.protocol else EXPLORATION

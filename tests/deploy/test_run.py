@@ -20,7 +20,7 @@ from deploy.folder import RunFolder
 from deploy.graph.events import CoordinatorStarted, Event, GroupFormed, SampleLeft, StepLearned, VersionPublished
 from deploy.graph.handles import Learned, Standing
 from deploy.graph.ledger import Ledger
-from deploy.graph.recorder import Tools
+from deploy.graph.recorder import Seed, Tools
 from deploy.graph.run import Setting, Workers, execute
 from deploy.graph.state import RunState
 from deploy.observe.follow import Follower
@@ -136,7 +136,7 @@ def make_tools(evaluator: Any) -> Tools:
             device_type="cpu", text="Go.", exemplar_hashes=tuple(e.candidate_hash for e in exemplars),
         )  # fmt: skip
 
-    return Tools(build_prompt, lambda task: [("seed", "seed = 1")], evaluate)
+    return Tools(build_prompt, lambda task: [Seed("seed", "slow", "seed = 1")], evaluate)
 
 
 def make_workers(ray: Any, setting: Setting) -> Workers:
