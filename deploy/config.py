@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from evaluator.config import EvaluatorConfig
-from learner.config import LearnerConfig
 from pydantic import Field, model_validator
-from rollout.config import RolloutConfig
 
 from deploy.resolve import Tree, merge, parse_overrides, read_tree, to_toml, validate
+from evaluator.config import EvaluatorConfig
 from exemplar_store.config import StoreConfig
+from learner.config import LearnerConfig
+from rollout.config import RolloutConfig
 from tasks.config import Section
 from tasks.records.base import digest
 

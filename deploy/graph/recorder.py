@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from rollout.novelty import copy_of, nearest_distance
-
 from deploy.folder import RunFolder, kernel_file
 from deploy.graph.events import KernelConfirmed, SampleLeft, SeedEvaluated
 from deploy.graph.handles import PromptRefused
@@ -25,6 +23,7 @@ from deploy.graph.ledger import sample_id
 from deploy.graph.state import Group
 from exemplar_store import CacheKey, ExemplarStore, RunStream
 from rollout import parse_completion
+from rollout.novelty import copy_of, nearest_distance
 from tasks.records import Candidate, Evaluation, Exemplar, Prompt, Sample, ScoredSample, Task
 
 T = TypeVar("T")

@@ -7,7 +7,9 @@ the embedded store with it; a dead coordinator is started again and replays.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from typing import Any
 from deploy.config import Config
 from deploy.folder import RunFolder
 from deploy.graph.actors import CoordinatorActor, RecorderActor
-from deploy.graph.cluster import joined, nodes_of, requests_of
+from deploy.graph.cluster import joined, named_address, nodes_of, requests_of
 from deploy.graph.placement import make_plan
 from deploy.graph.plan import RunPlan
 from deploy.graph.recorder import Rules, Tools
@@ -104,14 +106,17 @@ def execute(
     tasks: Sequence[Task],
     make_workers: MakeWorkers,
     follow: Callable[[RunPlan, Reader], Callable[[], object]],
+    say: Callable[[str], object] = _log.info,
 ) -> None:
-    """Runs to the end. `follow(plan, read)` gives what is called about once a second, and once more at the end.
+    """Runs to the end. `follow(plan, read)` gives what is called about once a second, and once more at the end; `say`
+    gets a line for each stage of the start.
 
     Raises KontrastError for whatever a person has to change; a run that ended so can be resumed.
     """
     source = check_integrity()
     plan = run_plan(config, run.run_id, tasks)
     by_id = {task.id: task for task in tasks}
+    say(f"{'joining' if named_address(config, os.environ) else 'starting'} Ray")
     with joined(config) as ray:
         nodes = nodes_of(ray)
         make_plan(requests_of(config), nodes).require()
@@ -123,6 +128,7 @@ def execute(
         with ExemplarStore.connect(config.store.location or run.store, config.store) as store:
             location = config.store.location if "://" in config.store.location else store.url
             setting = Setting(config, run, plan, by_id, location, source)
+            say("starting generators, evaluators and learner")
             workers = make_workers(ray, setting)
             try:
                 _lead(ray, setting, workers, follow(plan, stream_reader(store, run.run_id)))
@@ -223,8 +229,6 @@ def stream_reader(store: ExemplarStore, run_id: str) -> Reader:
     position: dict[int, str] = {0: "-"}
 
     def read(number: int) -> Iterator[dict[str, Any]]:
-        import json
-
         start, at = position.get(number), number
         if start is None:
             raise ValueError(f"events are read in order, and {number} is not where the last reading ended")
