@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from evaluator.config import EvaluatorConfig
-from learner.config import LearnerConfig
 from pydantic import Field, model_validator
-from rollout.config import RolloutConfig
 
 from deploy.resolve import Tree, merge, parse_overrides, read_tree, to_toml, validate
+from evaluator.config import EvaluatorConfig
 from exemplar_store.config import StoreConfig
+from learner.config import LearnerConfig
+from rollout.config import RolloutConfig
 from tasks.config import Section
 from tasks.records.base import digest
 
@@ -35,8 +35,9 @@ class RunConfig(Section):
     """Groups formed at most, dropped ones included; 0 forms as many as the learner's steps need."""
     partial_steps: bool = False
     """Take a step with the usable groups of a round instead of waiting for others in place of the dropped ones."""
-    seed_kernels: bool = True
-    """Evaluate the seed kernels of procedural tasks first, so that the first prompts show exemplars."""
+    seed_kernels: Literal["all", "one_per_speed", "none"] = "all"
+    """Seed kernels of procedural tasks that are evaluated first, so that the first prompts show exemplars: all, one of
+    each class of speed, or none."""
     confirm: bool = True
     """Measure the best new kernel of each task again, in full and on fresh seeds, when the run ends."""
     require_speedup: float = Field(default=0.0, ge=0)

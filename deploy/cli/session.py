@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,14 @@ def print_plan(config: Config, tasks: Sequence[Task]) -> int:
 def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers) -> int:
     """Runs, shows progress, writes the summary, prints the table; the exit code."""
     followers: list[Follower] = []
+    started_s = time.time()
     exporter = exporter_of(config, run)
     with Display(config.observe.progress_s) as display:
         display.say(f"run {run.run_id} in {run.path}")
 
         def follow(plan: RunPlan, read: Reader) -> Callable[[], object]:
             metrics = RunMetrics() if config.observe.metrics else None
-            follower = Follower(run, plan, read, display.show, metrics=metrics)
+            follower = Follower(run, plan, read, display.show, started_s=started_s, metrics=metrics)
             followers.append(follower)
 
             def watch() -> None:
@@ -104,7 +106,7 @@ def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: M
             return watch
 
         try:
-            execute(config, run, tasks, make_workers, follow)
+            execute(config, run, tasks, make_workers, follow, display.say)
         finally:
             if exporter is not None:
                 exporter.stop()

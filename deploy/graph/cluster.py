@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,6 +87,14 @@ def joined(config: Config) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def private_token(environment: MutableMapping[str, str]) -> None:
+    """A token for the cluster that this process starts, where the user has chosen nothing: other users of the machine
+    cannot use it, and none is written to the home folder."""
+    if not any(name.startswith("RAY_AUTH_") for name in environment):
+        environment["RAY_AUTH_MODE"] = "token"
+        environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _unreachable(address: str, error: Exception) -> str:

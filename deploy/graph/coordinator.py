@@ -28,12 +28,21 @@ from deploy.graph.events import (
     StepLearned,
     TaskSkipped,
 )
-from deploy.graph.handles import Drawn, Handles, NothingToDo, PromptRefused, Standing, WaitedTooLong, WorkerLost
+from deploy.graph.handles import (
+    Drawn,
+    Handles,
+    NothingToDo,
+    NotPublished,
+    PromptRefused,
+    WaitedTooLong,
+    WorkerLost,
+)
 from deploy.graph.ledger import sample_id
 from deploy.graph.plan import RunPlan
 from deploy.graph.schedule import Schedule
 from deploy.graph.state import Group, RunState
 from deploy.graph.turns import Role, Turns
+from learner.loop import Standing
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -375,7 +384,9 @@ class Coordinator:
             except WorkerLost as error:
                 _log.warning("publication, attempt %d: %s", attempt, error)
                 if attempt == self.plan.attempts:
-                    raise
+                    raise NotPublished(
+                        f"New weights did not reach the generators in {attempt} attempts: {error}"
+                    ) from error
                 continue
             await self._emit(event)
             return

@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from deploy.graph.handles import WorkerLost
 from rollout.actor import Generator
 from rollout.config import RolloutConfig
-
-from deploy.graph.handles import WorkerLost
 from rollout.engines import GenerationRequest
 from tasks.integrity import check_integrity
 from tasks.records import PolicyVersion, Prompt
@@ -32,6 +31,11 @@ class GeneratorActor(Generator):
         """Starts the engine once, whoever asks first."""
         async with self._starting:
             return await super().ready()
+
+    async def begin_update(self) -> None:
+        """See Engine; starts the engine of a generator that Ray has restarted."""
+        await self.ready()
+        await super().begin_update()
 
     async def finish_update(self, version: PolicyVersion) -> None:
         """See Engine; from now on samples may be drawn."""

@@ -6,12 +6,13 @@ completion travels as an opaque reference, so that token arrays never pass throu
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deploy.graph.events import Event, GroupFate, KernelConfirmed, SampleLeft, SeedEvaluated, VersionPublished
+from deploy.graph.events import Event, KernelConfirmed, SampleLeft, SeedEvaluated, VersionPublished
 from deploy.graph.state import Group
+from learner.loop import Learned, Standing
 from tasks.errors import KontrastError
 
 
@@ -36,6 +37,12 @@ class WaitedTooLong(KontrastError):
     exit_code = 3
 
 
+class NotPublished(KontrastError):
+    """New weights could not be brought to every generator."""
+
+    exit_code = 3
+
+
 class NothingToDo(KontrastError):
     """The run cannot reach its steps: no task is left, or the learner uses none of the groups."""
 
@@ -52,25 +59,6 @@ class Drawn:
     new_tokens: int = 0
     aborted: bool = False
     """The engine gave it up half-way: it is drawn again, never scored as a whole answer."""
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where the learner stands: what its surviving lineage contains."""
-
-    epoch: int = 0
-    step: int = 0
-    fates: Mapping[str, GroupFate] = field(default_factory=dict)
-    """Every group that this lineage used or dropped."""
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What one call of the learner did."""
-
-    standing: Standing
-    stepped: bool
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Journal(Protocol):

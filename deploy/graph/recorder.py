@@ -14,9 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
-
-from rollout.novelty import copy_of, nearest_distance
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from deploy.folder import RunFolder, kernel_file
 from deploy.graph.events import KernelConfirmed, SampleLeft, SeedEvaluated
@@ -25,6 +23,7 @@ from deploy.graph.ledger import sample_id
 from deploy.graph.state import Group
 from exemplar_store import CacheKey, ExemplarStore, RunStream
 from rollout import parse_completion
+from rollout.novelty import copy_of, nearest_distance
 from tasks.records import Candidate, Evaluation, Exemplar, Prompt, Sample, ScoredSample, Task
 
 T = TypeVar("T")
@@ -46,14 +45,23 @@ class Evaluate(Protocol):
     def __call__(self, task: Task, candidate: Candidate, device_type: str, protocol: str) -> Awaitable[Evaluation]: ...
 
 
+class Seed(NamedTuple):
+    """A kernel known beforehand."""
+
+    name: str
+    speed: str
+    """Its class of speed."""
+    source: str
+
+
 @dataclass(frozen=True)
 class Tools:
     """What other packages do for the recorder."""
 
     build_prompt: Callable[[Task, Sequence[Exemplar], Group], Prompt]
     """Raises PromptRefused when the task does not fit."""
-    seed_kernels: Callable[[Task], Sequence[tuple[str, str]]]
-    """Task -> (name, source) of its seed kernels."""
+    seed_kernels: Callable[[Task], Sequence[Seed]]
+    """Seed kernels of a task, none for tasks from elsewhere."""
     evaluate: Evaluate
 
 
@@ -64,6 +72,8 @@ class Rules:
     protocol: str = "reward"
     rules: str = "strict"
     exemplars: int = 2
+    one_seed_per_speed: bool = False
+    """Evaluate one seed kernel of each class of speed, drawn by `seed`, instead of all."""
     seed: int = 0
 
 
@@ -149,7 +159,7 @@ class Recorder:
     async def seed(self, task_id: str, device_type: str) -> list[SeedEvaluated]:
         """Evaluates a task's seed kernels and files the accepted ones; raises PromptRefused for a task that fails."""
         task, events = self._tasks[task_id], []
-        for name, source in self._tools.seed_kernels(task):
+        for name, _, source in self._chosen_seeds(task):
             candidate = Candidate(source=source, origin="seed", detail=name)
             evaluation = await self._evaluation(task, candidate, device_type)
             if evaluation.reason in REFUSING:
@@ -163,6 +173,16 @@ class Recorder:
                 )
             )  # fmt: skip
         return events
+
+    def _chosen_seeds(self, task: Task) -> list[Seed]:
+        seeds = list(self._tools.seed_kernels(task))
+        if not self._rules.one_seed_per_speed:
+            return seeds
+        rng = random.Random(f"{self._rules.seed}/{task.content_hash}")
+        return [
+            rng.choice([seed for seed in seeds if seed.speed == speed])
+            for speed in dict.fromkeys(s.speed for s in seeds)
+        ]
 
     def _task(self, group: Group) -> Task:
         return self._tasks[group.task_id]
@@ -250,7 +270,7 @@ class Recorder:
     def _seed_hashes(self, task_id: str) -> set[str]:
         if task_id not in self._seeds:
             kernels = self._tools.seed_kernels(self._tasks[task_id])
-            self._seeds[task_id] = {Candidate(source=source).content_hash for _, source in kernels}
+            self._seeds[task_id] = {Candidate(source=seed.source).content_hash for seed in kernels}
         return self._seeds[task_id]
 
 

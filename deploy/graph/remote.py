@@ -20,9 +20,11 @@ from deploy.graph.events import (
     event_from_dict,
     event_to_dict,
 )
-from deploy.graph.handles import Drawn, Handles, Learned, Standing, WorkerLost
+from deploy.graph.handles import Drawn, Handles, WorkerLost
 from deploy.graph.state import Group
 from exemplar_store import RunStream
+from learner.errors import PublishError
+from learner.loop import Learned, Standing
 
 PATIENCE = 30
 """How often a call to a restarting actor is repeated."""
@@ -167,11 +169,14 @@ class RemoteLearner:
     async def publish(self) -> VersionPublished:
         """See `handles.Learner`."""
         try:
-            event: VersionPublished = await ask(self._learner.publish, self._generators, what="the learner")
-        except WorkerLost:
+            publication = await ask(self._learner.publish, self._generators, what="the learner")
+        except (WorkerLost, PublishError) as error:
             await asyncio.sleep(PAUSE_S)
-            raise
-        return event
+            raise WorkerLost(str(error)) from error
+        version = publication.version
+        return VersionPublished(
+            epoch=version.epoch, step=version.step, seconds_by_phase=dict(publication.seconds_by_phase)
+        )
 
     async def checkpoint(self) -> None:
         """See `handles.Learner`."""

@@ -7,7 +7,9 @@ the embedded store with it; a dead coordinator is started again and replays.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from typing import Any
 from deploy.config import Config
 from deploy.folder import RunFolder
 from deploy.graph.actors import CoordinatorActor, RecorderActor
-from deploy.graph.cluster import joined, nodes_of, requests_of
+from deploy.graph.cluster import joined, named_address, nodes_of, requests_of
 from deploy.graph.placement import make_plan
 from deploy.graph.plan import RunPlan
 from deploy.graph.recorder import Rules, Tools
@@ -79,7 +81,7 @@ def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
         max_staleness=config.rollout.staleness.max_staleness,
         concurrent_groups=config.rollout.staleness.max_groups_in_flight,
         concurrent_scores=2 * sum(config.device_types().values()),
-        seeds=config.run.seed_kernels,
+        seeds=config.run.seed_kernels != "none",
         confirm=config.run.confirm,
         confirm_above=max(1.0, config.run.require_speedup),
         partial_steps=config.run.partial_steps,
@@ -104,14 +106,17 @@ def execute(
     tasks: Sequence[Task],
     make_workers: MakeWorkers,
     follow: Callable[[RunPlan, Reader], Callable[[], object]],
+    say: Callable[[str], object] = _log.info,
 ) -> None:
-    """Runs to the end. `follow(plan, read)` gives what is called about once a second, and once more at the end.
+    """Runs to the end. `follow(plan, read)` gives what is called about once a second, and once more at the end; `say`
+    gets a line for each stage of the start.
 
     Raises KontrastError for whatever a person has to change; a run that ended so can be resumed.
     """
     source = check_integrity()
     plan = run_plan(config, run.run_id, tasks)
     by_id = {task.id: task for task in tasks}
+    say(f"{'joining' if named_address(config, os.environ) else 'starting'} Ray")
     with joined(config) as ray:
         nodes = nodes_of(ray)
         make_plan(requests_of(config), nodes).require()
@@ -123,6 +128,7 @@ def execute(
         with ExemplarStore.connect(config.store.location or run.store, config.store) as store:
             location = config.store.location if "://" in config.store.location else store.url
             setting = Setting(config, run, plan, by_id, location, source)
+            say("starting generators, evaluators and learner")
             workers = make_workers(ray, setting)
             try:
                 _lead(ray, setting, workers, follow(plan, stream_reader(store, run.run_id)))
@@ -139,7 +145,10 @@ def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], obje
         "num_cpus": 0, "max_restarts": config.cluster.restarts, "max_task_retries": 0, "max_concurrency": 1000,
         "scheduling_strategy": here,
     }  # fmt: skip
-    rules = Rules(config.evaluator.protocol, config.evaluator.rules, seed=config.run.seed)
+    rules = Rules(
+        config.evaluator.protocol, config.evaluator.rules,
+        one_seed_per_speed=config.run.seed_kernels == "one_per_speed", seed=config.run.seed,
+    )  # fmt: skip
     recorder = ray.remote(RecorderActor).options(**options).remote(
         setting.run.path.resolve(), setting.location, config.store, setting.tasks, workers.make_tools, rules,
         setting.source,
@@ -220,8 +229,6 @@ def stream_reader(store: ExemplarStore, run_id: str) -> Reader:
     position: dict[int, str] = {0: "-"}
 
     def read(number: int) -> Iterator[dict[str, Any]]:
-        import json
-
         start, at = position.get(number), number
         if start is None:
             raise ValueError(f"events are read in order, and {number} is not where the last reading ended")

@@ -70,6 +70,9 @@ class RunState:
     steps: list[StepLearned] = field(default_factory=list)
     publications: list[VersionPublished] = field(default_factory=list)
     closed: str = ""
+    seconds_by_phase: dict[str, float] = field(default_factory=dict)
+    """Time in each phase that has ended, by the events' own clock."""
+    phase_since_s: float = 0.0
 
     @classmethod
     def replay(cls, events: Iterable[Event]) -> RunState:
@@ -88,7 +91,10 @@ class RunState:
             case CoordinatorStarted():
                 self.incarnation, self.closed = max(self.incarnation, event.incarnation), ""
             case PhaseEntered():
-                self.phase = event.phase
+                if self.phase_since_s:
+                    spent = self.seconds_by_phase.get(self.phase, 0.0) + max(0.0, event.at_s - self.phase_since_s)
+                    self.seconds_by_phase[self.phase] = spent
+                self.phase, self.phase_since_s = event.phase, event.at_s
             case TaskSkipped():
                 self.skipped.setdefault(event.task_id, event)
             case SeedEvaluated():

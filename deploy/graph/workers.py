@@ -1,9 +1,11 @@
-"""The real workers of a run: generators, evaluators and learner from their packages, placed as the configuration says."""
+"""The real workers of a run: generators, evaluators and learner, placed as the configuration says."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ from deploy.config import Config
 from deploy.graph.evaluators import CONFIRMATION, EXPLORATION, EvaluatorPool, open_evaluator, start_evaluators
 from deploy.graph.generating import GeneratorActor
 from deploy.graph.handles import PromptRefused
-from deploy.graph.recorder import Tools
+from deploy.graph.recorder import Seed, Tools
 from deploy.graph.run import RunFailed, Setting, Workers
 from deploy.graph.state import Group
+from exemplar_store import ExemplarStore, RunStream, StoreConfig
 from rollout import PromptTooLong, build_prompt
+from rollout.tokenizer import Tokenizer
+from tasks.errors import UsageError
 from tasks.records import Candidate, Evaluation, Exemplar, Prompt, Task
-
-_log = logging.getLogger(__name__)
 
 
 def prepare(config: Config) -> Config:
@@ -25,13 +28,27 @@ def prepare(config: Config) -> Config:
     from rollout.model import prepare_model
 
     folder = str(prepare_model(config.rollout.model, Path(config.rollout.model_cache).expanduser()))
-    policy = config.learner.policy.model_copy(update={"model": folder})
+    adapter = find_adapter(config.learner.policy.adapter)
+    policy = config.learner.policy.model_copy(update={"model": folder, "adapter": adapter})
     return config.model_copy(
         update={
             "rollout": config.rollout.model_copy(update={"model": folder}),
             "learner": config.learner.model_copy(update={"policy": policy}),
         }
     )
+
+
+def find_adapter(name: str) -> str:
+    """Folder of an adapter; `preset:NAME` is one that comes with the package. Raises UsageError when there is none."""
+    prefix = "preset:"
+    if not name.startswith(prefix):
+        return name
+    folder = Path(str(resources.files("deploy.presets"))) / name.removeprefix(prefix)
+    if not folder.is_dir():
+        raise UsageError(
+            f"No adapter {name} comes with this version: set learner.policy.adapter to a folder, or empty."
+        )
+    return str(folder)
 
 
 def make_workers(ray: Any, setting: Setting) -> Workers:
@@ -52,7 +69,53 @@ def make_workers(ray: Any, setting: Setting) -> Workers:
     learner = start_learner(ray, setting)
     _await_ready(ray, {"a generator": [actor.ready for actor in generators], "the learner": [learner.ready]}, config)
     actors = [*generators, learner, *(actor for found in evaluators.values() for actor in found)]
-    return Workers(generators, learner, tools_of(config, setting.run.run_id, evaluators), lambda: _kill(ray, actors))
+    return Workers(generators, learner, RealTools(config, setting.run.run_id, evaluators), lambda: _kill(ray, actors))
+
+
+@dataclass(frozen=True)
+class OpenStream:
+    """Opens a run's stream in another process."""
+
+    location: str
+    store: StoreConfig
+    run_id: str
+
+    def __call__(self) -> RunStream:
+        """A stream of its own."""
+        return RunStream(ExemplarStore.connect(self.location, self.store), self.run_id)
+
+
+def start_learner(ray: Any, setting: Setting) -> Any:
+    """The learner's first rank, with the others on its node; returns its actor."""
+    from learner.actor import learner_actor, rank_actor
+
+    config, cluster = setting.config, setting.config.cluster
+    world = cluster.learner_ranks
+    options: dict[str, Any] = {
+        "num_cpus": cluster.learner_cpus, "num_gpus": cluster.learner_gpus, "max_restarts": cluster.restarts,
+        "max_task_retries": 0,
+    }  # fmt: skip
+    placed = [options] * world
+    if world > 1:
+        bundle = {"CPU": cluster.learner_cpus, "GPU": cluster.learner_gpus}
+        group = ray.util.placement_group([bundle] * world, strategy="STRICT_PACK")
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        placed = [
+            {**options, "scheduling_strategy": strategy(group, placement_group_bundle_index=n)} for n in range(world)
+        ]
+    stream = OpenStream(setting.location, config.store, setting.run.run_id)
+    lead = learner_actor().options(**placed[0]).remote(
+        config.learner, setting.run.run_id, str(setting.run.checkpoints.resolve()), stream, world=world,
+        seed=config.run.seed,
+    )  # fmt: skip
+    if world > 1:
+        address = ray.get(lead.address.remote(), timeout=cluster.start_timeout_s)
+        for rank in range(1, world):
+            follower = rank_actor().options(**placed[rank]).remote(
+                config.learner, rank, world, address, seed=config.run.seed
+            )  # fmt: skip
+            follower.follow.remote()
+    return lead
 
 
 def _await_ready(ray: Any, asked: Mapping[str, Sequence[Any]], config: Config) -> None:
@@ -75,32 +138,40 @@ def _kill(ray: Any, actors: Sequence[Any]) -> None:
         ray.kill(actor)
 
 
-def tools_of(config: Config, run_id: str, evaluators: Mapping[str, Sequence[Any]]) -> Callable[[], Tools]:
-    """What makes the recorder's tools in the recorder's own process."""
+@dataclass(frozen=True)
+class RealTools:
+    """Makes the recorder's tools in the recorder's own process."""
 
-    def made() -> Tools:
+    config: Config
+    run_id: str
+    evaluators: Mapping[str, Sequence[Any]]
+
+    def __call__(self) -> Tools:
+        """Loads the tokenizer and takes hold of the evaluators."""
         from rollout.tokenizer import ChatTokenizer
-        from tasks.procedural import seed_kernels
 
-        tokenizer = ChatTokenizer.load(Path(config.rollout.model))
-        pool = EvaluatorPool(evaluators, attempts=config.cluster.attempts)
-
-        def prompt(task: Task, exemplars: Sequence[Exemplar], group: Group) -> Prompt:
-            try:
-                return build_prompt(
-                    task, exemplars, tokenizer, config.rollout, run_id=run_id, prompt_id=group.id,
-                    device_type=group.device_type, strategy=config.store.strategy,
-                )  # fmt: skip
-            except PromptTooLong as error:
-                raise PromptRefused("prompt_too_long", str(error)) from error
-
-        def seeds(task: Task) -> list[tuple[str, str]]:
-            return [(seed.name, seed.source) for seed in seed_kernels(task)] if task.suite == "procedural" else []
+        tokenizer = ChatTokenizer.load(Path(self.config.rollout.model))
+        pool = EvaluatorPool(self.evaluators, attempts=self.config.cluster.attempts)
+        usual = self.config.evaluator.protocol
 
         async def evaluate(task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
-            priority = CONFIRMATION if protocol != config.evaluator.protocol else EXPLORATION
+            priority = EXPLORATION if protocol == usual else CONFIRMATION
             return await pool.evaluate(task, candidate, device_type, protocol, priority=priority)
 
-        return Tools(prompt, seeds, evaluate)
+        return Tools(partial(self._prompt, tokenizer), known_seeds, evaluate)
 
-    return made
+    def _prompt(self, tokenizer: Tokenizer, task: Task, exemplars: Sequence[Exemplar], group: Group) -> Prompt:
+        try:
+            return build_prompt(
+                task, exemplars, tokenizer, self.config.rollout, run_id=self.run_id, prompt_id=group.id,
+                device_type=group.device_type, strategy=self.config.store.strategy,
+            )  # fmt: skip
+        except PromptTooLong as error:
+            raise PromptRefused("prompt_too_long", str(error)) from error
+
+
+def known_seeds(task: Task) -> list[Seed]:
+    """Seed kernels of a procedural task; none for other suites."""
+    from tasks.procedural import seed_kernels
+
+    return [Seed(seed.name, seed.speed, seed.source) for seed in seed_kernels(task)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from deploy.folder import RunFolder
-from deploy.graph.events import Event, SampleLeft, event_from_dict
+from deploy.graph.events import Event, event_from_dict
 from deploy.graph.plan import RunPlan
 from deploy.graph.state import RunState
 from deploy.observe import progress
@@ -32,15 +32,15 @@ class Follower:
         read: Callable[[int], Iterable[dict[str, Any]]],
         show: Show,
         *,
+        started_s: float | None = None,
         metrics: RunMetrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`read(n)` gives the stream's events from number n (0 is the first) on."""
+        """`read(n)` gives the stream's events from number n (0 is the first) on; the command began at `started_s`."""
         self.state = RunState()
         self._run, self._plan, self._read, self._show, self._clock = run, plan, read, show, clock
         self._metrics = metrics
-        self._rate = progress.Rate()
-        self._started_s = clock()
+        self._started_s = clock() if started_s is None else started_s
         self._seen = 0
         self._written = sum(1 for _ in run.events.open()) if run.events.is_file() else 0
 
@@ -53,8 +53,6 @@ class Follower:
                 self._seen += 1
                 self.state.apply(event)
                 fresh.append(event)
-                if isinstance(event, SampleLeft):
-                    self._rate.add(event.at_s, event.new_tokens)
                 if self._seen > self._written:
                     file.write(json.dumps(value, sort_keys=True) + "\n")
                     self._written = self._seen
@@ -64,9 +62,7 @@ class Follower:
 
     def show(self) -> None:
         """Shows the figures of this moment."""
-        self._show(
-            progress.measure(self.state, self._plan, started_s=self._started_s, now_s=self._clock(), rate=self._rate)
-        )
+        self._show(progress.measure(self.state, self._plan, started_s=self._started_s, now_s=self._clock()))
 
     def summarize(self) -> dict[str, Any]:
         """Writes `summary.json` and returns what it holds."""

@@ -5,31 +5,14 @@ Invariant: pure; the figures come from the state alone, so that a line can be ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from deploy.graph.ledger import SAMPLE_OUTCOMES
 from deploy.graph.plan import RunPlan
 from deploy.graph.state import RunState
 
-
-@dataclass
-class Rate:
-    """Tokens per second over a sliding window of samples."""
-
-    window_s: float = 120.0
-    points: list[tuple[float, int]] = field(default_factory=list)
-
-    def add(self, at_s: float, tokens: int) -> None:
-        """Counts a finished sample's tokens."""
-        self.points.append((at_s, tokens))
-        self.points = [point for point in self.points if point[0] >= at_s - self.window_s]
-
-    def per_second(self, now_s: float) -> float:
-        """Tokens per second of the window; 0 without samples in it."""
-        recent = [point for point in self.points if point[0] >= now_s - self.window_s]
-        if not recent:
-            return 0.0
-        return sum(tokens for _, tokens in recent) / max(now_s - recent[0][0], 1.0)
+LOOP = ("generating", "evaluating", "learning")
+"""Phases of the loop proper; what comes before and after is not what an estimate is made from."""
 
 
 @dataclass(frozen=True)
@@ -50,26 +33,33 @@ class Progress:
     """Estimated time left; None as long as there is nothing to estimate from."""
 
 
-def measure(state: RunState, plan: RunPlan, *, started_s: float, now_s: float, rate: Rate) -> Progress:
-    """The figures now; `started_s` is when this process began."""
+def measure(state: RunState, plan: RunPlan, *, started_s: float, now_s: float) -> Progress:
+    """The figures now; `started_s` is when this process began. Both in Unix seconds, as the events have them."""
     counts = state.ledger.samples.counts()
-    elapsed = max(0.0, now_s - started_s)
     total = plan.steps * plan.groups_per_step * plan.samples_per_group
-    # A step's learning is worth as much as a quarter of its samples; a guess that only shapes the estimate.
+    # A step's learning counts as much as a quarter of its samples; a guess that only shapes the estimate.
     done = counts["dispatched"] - counts["in_flight"] + state.step * plan.groups_per_step * plan.samples_per_group / 4
     share = min(1.0, done / (total * 1.25)) if total else 1.0
+    spent = sum(state.seconds_by_phase.get(phase, 0.0) for phase in LOOP)
+    spent += max(0.0, now_s - state.phase_since_s) if state.phase in LOOP else 0.0
     return Progress(
         phase=state.phase,
-        elapsed_s=elapsed,
+        elapsed_s=max(0.0, now_s - started_s),
         step=state.step,
         steps=plan.steps,
         outcomes={name: counts[name] for name in SAMPLE_OUTCOMES},
         in_flight=counts["in_flight"],
         seeds=len(state.seeds),
         best={task: event.speedup or 0.0 for (task, _), event in sorted(state.best().items())},
-        tokens_per_s=rate.per_second(now_s),
-        left_s=elapsed * (1 - share) / share if share >= 0.1 else None,
+        tokens_per_s=_tokens_per_s(state, plan, spent),
+        left_s=spent * (1 - share) / share if 0.1 <= share < 1.0 else None,
     )
+
+
+def _tokens_per_s(state: RunState, plan: RunPlan, loop_s: float) -> float:
+    """Over the time spent generating; over the whole loop where the roles work side by side."""
+    seconds = state.seconds_by_phase.get("generating", 0.0) if plan.take_turns else loop_s
+    return sum(event.new_tokens for event in state.left.values()) / seconds if seconds > 0 else 0.0
 
 
 def line(progress: Progress) -> str:

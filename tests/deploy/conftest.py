@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from deploy.graph.events import Event, KernelConfirmed, SampleLeft, SeedEvaluated, VersionPublished
-from deploy.graph.handles import Drawn, Handles, Learned, PromptRefused, Standing, WorkerLost
+from deploy.graph.handles import Drawn, Handles, PromptRefused, WorkerLost
 from deploy.graph.ledger import sample_id
 from deploy.graph.state import Group
+from learner.loop import Learned, Standing
 
 
 @dataclass

@@ -115,19 +115,19 @@ def test_a_winner_is_new_and_above_in_both_measurements(change: dict[str, Any], 
 
 
 def test_progress_line_by_hand() -> None:
-    """4 of 4 samples and 1 of 2 steps done of 2 x 1 x 2 samples: (4 + 1 x 2 / 4) / (4 x 1.25) = 0.9 of the work in
-    90 s, so 10 s are left; 300 tokens of the 20 s before now from the first at 20 s: 300 / 20."""
-    state, plan = RunState.replay(story()), RunPlan("r1", ((TASK, "cpu"),), groups_per_step=1, samples_per_group=2)
-    rate = progress.Rate(window_s=20)
-    for event in story():
-        if isinstance(event, SampleLeft):
-            rate.add(event.at_s, event.new_tokens)
-    figures = progress.measure(state, plan, started_s=-50.0, now_s=40.0, rate=rate)
-    assert figures.left_s == pytest.approx(10.0)
-    assert figures.tokens_per_s == pytest.approx(15.0)
+    """4 of 4 samples and 1 of 2 steps done of 2 x 1 x 2 samples: (4 + 1 x 2 / 4) / (4 x 1.25) = 0.9 of the work. The
+    loop took 20 s generating, 10 s evaluating and 15 s generating until now, so 45 x 0.1 / 0.9 = 5 s are left; 400
+    tokens in the 20 s of the generating that has ended."""
+    phases = [("seeding", 50), ("generating", 100), ("evaluating", 120), ("generating", 130)]
+    entered = [PhaseEntered(phase=phase, at_s=at_s) for phase, at_s in phases]  # type: ignore[arg-type]
+    state = RunState.replay([*(e for e in story() if not isinstance(e, PhaseEntered)), *entered])
+    plan = RunPlan("r1", ((TASK, "cpu"),), groups_per_step=1, samples_per_group=2)
+    figures = progress.measure(state, plan, started_s=55.0, now_s=145.0)
+    assert figures.left_s == pytest.approx(5.0)
+    assert figures.tokens_per_s == pytest.approx(20.0)
     assert progress.line(figures) == (
         "1:30 generating | step 1/2 | samples: 3 accepted, 1 rejected, 0 in flight | best new: row_norm/3 1.50x | "
-        "15 tokens/s | about 0:10 left"
+        "20 tokens/s | about 0:05 left"
     )
 
 

@@ -12,14 +12,14 @@ import pytest
 from deploy.folder import RunFolder
 from deploy.graph.events import SampleLeft
 from deploy.graph.handles import PromptRefused
-from deploy.graph.recorder import Recorder, Rules, Tools
+from deploy.graph.recorder import Recorder, Rules, Seed, Tools
 from deploy.graph.state import Group
 from exemplar_store import ExemplarStore, RunStream
 from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Prompt, Sample, Task
 
 TASK = Task(id="file:abc", source="class Model: pass")
 GROUP = Group("r1-g00000", TASK.id, "cpu", 3, 0)
-SEEDS = (("slow", "seed = 1"), ("fast", "seed = 2"))
+SEEDS = (Seed("slow", "slow", "seed = 1"), Seed("fast", "fast", "seed = 2"))
 
 
 class Bench:
@@ -106,7 +106,9 @@ def test_a_shown_exemplar_that_comes_back_is_a_copy_also_after_a_restart(bench: 
         await bench.recorder.seed(TASK.id, "cpu")
         prompt = await bench.recorder.open_group(GROUP)
         assert prompt.exemplar_hashes
-        shown = next(source for _, source in SEEDS if Candidate(source=source).content_hash in prompt.exemplar_hashes)
+        shown = next(
+            source for _, _, source in SEEDS if Candidate(source=source).content_hash in prompt.exemplar_hashes
+        )
         again = bench.fresh()
         assert await again.open_group(GROUP) == prompt
         await again.score(GROUP, sample(0, shown), last=True)
@@ -141,7 +143,7 @@ def test_given_up_and_cancelled_samples_complete_the_group(bench: Bench) -> None
 
 def test_a_task_too_large_for_its_seeds_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.recorder, "_tools", Tools(
-        bench.build_prompt, lambda task: (("one", "huge"),), bench.evaluate
+        bench.build_prompt, lambda task: (Seed("one", "slow", "huge"),), bench.evaluate
     ))  # fmt: skip
     with pytest.raises(PromptRefused) as caught:
         asyncio.run(bench.recorder.seed(TASK.id, "cpu"))
@@ -157,3 +159,17 @@ def test_a_confirmation_measures_the_file_by_the_full_protocol(bench: Bench) -> 
     confirmed = asyncio.run(go())
     assert (confirmed.outcome, confirmed.ci_low) == ("accepted", 1.4)
     assert bench.evaluated == ["fresh = 1", "fresh = 1"]
+
+
+def test_one_seed_of_each_speed(bench: Bench) -> None:
+    """Of three seeds of two speeds, one slow and the only fast one are evaluated; the same ones each time."""
+    seeds = (Seed("a", "slow", "a = 1"), Seed("b", "slow", "b = 1"), Seed("c", "fast", "c = 1"))
+    tools = Tools(bench.build_prompt, lambda task: seeds, bench.evaluate)
+    names = []
+    for _ in range(2):
+        recorder = Recorder(
+            bench.run, bench.store, {TASK.id: TASK}, tools, Rules("sequential", one_seed_per_speed=True)
+        )
+        names.append([event.name for event in asyncio.run(recorder.seed(TASK.id, "cpu"))])
+    assert names[0] == names[1]
+    assert sorted(names[0]) in (["a", "c"], ["b", "c"])

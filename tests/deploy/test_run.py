@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,14 +18,16 @@ import pytest
 
 from deploy.config import Config, load_config
 from deploy.folder import RunFolder
-from deploy.graph.events import CoordinatorStarted, Event, GroupFormed, SampleLeft, StepLearned, VersionPublished
-from deploy.graph.handles import Learned, Standing
+from deploy.graph.events import CoordinatorStarted, Event, GroupFormed, SampleLeft, StepLearned
 from deploy.graph.ledger import Ledger
-from deploy.graph.recorder import Tools
+from deploy.graph.recorder import Seed, Tools
 from deploy.graph.run import Setting, Workers, execute
 from deploy.graph.state import RunState
 from deploy.observe.follow import Follower
 from exemplar_store import ExemplarStore, RunStream
+from learner.loop import Learned, Standing
+from learner.publish import Publication
+from tasks.integrity import project_root
 from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Prompt, Sample, Task
 
 pytestmark = pytest.mark.heavy
@@ -108,12 +111,12 @@ class FakeLearner:
             self.stream.ack([entry for entry, _ in used])
         return Learned(self.standing(), stepped, {"loss": 0.5})
 
-    def publish(self, generators: list[Any]) -> VersionPublished:
+    def publish(self, generators: list[Any]) -> Publication:
         import ray
 
         version = PolicyVersion(epoch=self.epoch, step=self.step)
         ray.get([generator.load.remote(version) for generator in generators])
-        return VersionPublished(epoch=self.epoch, step=self.step)
+        return Publication(version, {"transfer": 0.1}, 1, 2, len(generators))
 
     def checkpoint(self) -> None:
         return None
@@ -136,7 +139,7 @@ def make_tools(evaluator: Any) -> Tools:
             device_type="cpu", text="Go.", exemplar_hashes=tuple(e.candidate_hash for e in exemplars),
         )  # fmt: skip
 
-    return Tools(build_prompt, lambda task: [("seed", "seed = 1")], evaluate)
+    return Tools(build_prompt, lambda task: [Seed("seed", "slow", "seed = 1")], evaluate)
 
 
 def make_workers(ray: Any, setting: Setting) -> Workers:
@@ -250,6 +253,55 @@ def descends(pid: int) -> bool:
         except OSError:
             return False
     return False
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes that inherited an environment variable's value."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def test_a_killed_command_leaves_nothing_and_is_resumed(tmp_path: Path) -> None:
+    """kill -9 of the command itself takes Ray, the store's server and every actor with it; the same run goes on from
+    its folder, and counts nothing twice."""
+    mark = f"kontrast-{tmp_path.name}-{os.getpid()}"
+    code = (
+        "import importlib.util, pathlib, sys\n"
+        f"spec = importlib.util.spec_from_file_location('killed_run', {__file__!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['killed_run'] = module\n"
+        "spec.loader.exec_module(module)\n"
+        "from ray import cloudpickle\n"
+        "cloudpickle.register_pickle_by_value(module)\n"
+        f"module.run(pathlib.Path({str(tmp_path)!r}))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(project_root()), "KONTRAST_TEST_MARK": mark}
+    log = (tmp_path / "log").open("w")
+    command = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log)
+    events = tmp_path / "r1" / "events.jsonl"
+    deadline = time.monotonic() + 90
+    while not (events.is_file() and "sample_left" in events.read_text()):
+        assert command.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert len(marked(mark)) > 3
+    command.kill()
+    command.wait()
+    while left := marked(mark):
+        assert time.monotonic() < deadline + 60, f"still alive: {left}"
+        time.sleep(0.2)
+    before = len(events.read_text().splitlines())
+    state = run(tmp_path)
+    check(state)
+    assert state.incarnation == 2
+    assert len(events.read_text().splitlines()) > before
 
 
 def test_a_second_coordinator_replays(tmp_path: Path) -> None:
