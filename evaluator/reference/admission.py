@@ -202,4 +202,4 @@ def _lint(subject: Subject, seed: int, drawn: ErrorBudget, plain: ErrorBudget | 
         wrong = adversaries(outputs, previous, lower_precision(subject, inputs, precision, state))
         found.update({name: None for name, answer in wrong.items() if passes(answer, outputs, budget)})
         answers.append(outputs)
-    return _Lint(tuple(found), constant, plain is None or not passes(answers[0], answers[1], drawn))
+    return _Lint(tuple(found), constant, plain is None or passes(answers[0], answers[1], drawn) is False)
