@@ -206,6 +206,8 @@ class TimerFacts(Fact):
     span_log: float = 0.0
     span_error_log: float = 0.0
     """Half-width of the span's log speedup, as seen on the reference arm."""
+    quiet_log: float = 0.0
+    """The span's log speedup by its quiet turns alone: the lower quartiles of both arms' overheads."""
     reference_slowdown_log: float = 0.0
     """Log of (reference's time beside the worker over its time alone), after one repetition of the turn."""
     slowdown_error_log: float = 0.0

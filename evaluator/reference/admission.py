@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ from evaluator.reference.adversaries import (
     poisoned,
 )
 from evaluator.reference.budget import ErrorBudget
-from evaluator.reference.comparison import compare_leaf, same_bits
+from evaluator.reference.comparison import same_bits
 from evaluator.reference.domain import Domain, explore
 from evaluator.reference.oracle import Oracle, build_budget, find_exact_bits
 from evaluator.reference.parameters import usable_state
@@ -117,7 +118,9 @@ def admit(
     outputs = subject.run(inputs)
     call_s = time.perf_counter() - started
     randomness = quieten(subject, inputs)
-    repeats = same_bits(subject.run(inputs), subject.run(inputs))
+    if randomness == "dropout":
+        outputs = subject.run(inputs)
+    repeats = randomness == "none" or same_bits(outputs, subject.run(inputs))
     oracle = Oracle(subject, oracle_limit_bytes)
     domain = _limited(explore(subject, rng.getrandbits(62)), kinds)
     if kinds is None or "exact" in kinds:
@@ -129,27 +132,26 @@ def admit(
         )
         for kind in domain.kinds
     ]
-    outputs, other = subject.run(inputs), subject.run(subject.draw(rng.getrandbits(62)))
-    half = half_errors(subject, inputs, precision, usable_state(subject, rng.getrandbits(62)))
+    half = half_errors(subject, inputs, precision, usable_state(subject, rng.getrandbits(62), inputs=inputs))
     budgets = [_with_half(budget, half) for budget in budgets]
     plain = None
     if subject.module.state_dict():
         seeds = [rng.getrandbits(62) for _ in range(count)]
         plain = build_budget(subject, domain, "as_given", seeds, precision=precision, oracle=oracle, constructed=True)
-        plain = _with_half(plain, half_errors(subject, inputs, precision))
-    passed = _passed(subject, rng.getrandbits(62), budgets[0], plain, precision)
+        plain = _with_half(plain, half)
+    lint = _lint(subject, rng.getrandbits(62), budgets[0], plain, precision)
     return Admission(
         domain=domain,
         budgets=tuple(budgets),
         constructed_budget=plain,
-        passed=passed,
-        degenerate=any(name in CONSTANT_LIKE for name in passed) or same_bits(outputs, other),
-        precision_blind=LOWER_PRECISION in passed,
-        output_constant=same_bits(outputs, other),
+        passed=lint.passed,
+        degenerate=lint.output_constant or any(name in CONSTANT_LIKE for name in lint.passed),
+        precision_blind=LOWER_PRECISION in lint.passed,
+        output_constant=lint.output_constant,
         poison_shows=not same_bits(outputs, subject.run(poisoned(inputs))),
         repeats=repeats,
         randomness=randomness,
-        parameters_matter=_parameters_matter(subject, inputs, budgets[0], rng.getrandbits(62)),
+        parameters_matter=lint.parameters_matter,
         reference_call_s=call_s,
     )
 
@@ -176,28 +178,28 @@ def _with_half(budget: ErrorBudget, half: dict[str, float]) -> ErrorBudget:
     return budget.model_copy(update={"leaves": tuple(leaves)})
 
 
-def _passed(
-    subject: Subject, seed: int, drawn: ErrorBudget, plain: ErrorBudget | None, precision: Precision
-) -> tuple[str, ...]:
-    """Adversaries that pass with drawn parameters or, where there are any, with those as constructed."""
+@dataclass(frozen=True)
+class _Lint:
+    """What the adversaries showed."""
+
+    passed: tuple[str, ...]
+    output_constant: bool
+    parameters_matter: bool
+
+
+def _lint(subject: Subject, seed: int, drawn: ErrorBudget, plain: ErrorBudget | None, precision: Precision) -> _Lint:
+    """Tries the adversaries with drawn parameters and, where there are any, with those as constructed."""
     inputs, others = subject.draw(seed), subject.draw(seed + 1)
     regimes: list[tuple[ErrorBudget, dict[str, torch.Tensor] | None]] = [(drawn, usable_state(subject, seed))]
     if plain is not None:
         regimes.append((plain, None))
     found: dict[str, None] = {}
+    answers: list[Leaves] = []
+    constant = False
     for budget, state in regimes:
         outputs, previous = subject.run(inputs, state), subject.run(others, state)
-        lower = lower_precision(subject, inputs, precision, state)
-        answers = adversaries(outputs, previous, lower)
-        found.update({name: None for name, answer in answers.items() if passes(answer, outputs, budget)})
-    return tuple(found)
-
-
-def _parameters_matter(subject: Subject, inputs: Sequence[Any], budget: ErrorBudget, seed: int) -> bool:
-    if not subject.module.state_dict():
-        return True
-    first, second = usable_state(subject, seed), usable_state(subject, seed + 1)
-    if first is None or second is None:
-        return True
-    one, other = dict(subject.run(inputs, first)), subject.run(inputs, second)
-    return any(compare_leaf(leaf, one[path], budget.leaf(path)).wrong for path, leaf in other)
+        constant = constant or same_bits(outputs, previous)
+        wrong = adversaries(outputs, previous, lower_precision(subject, inputs, precision, state))
+        found.update({name: None for name, answer in wrong.items() if passes(answer, outputs, budget)})
+        answers.append(outputs)
+    return _Lint(tuple(found), constant, plain is None or passes(answers[0], answers[1], drawn) is False)

@@ -15,7 +15,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from evaluator.judgement.facts import DrawKind
-from evaluator.reference.subject import Leaves, Subject, leaves_of, map_tensors
+from evaluator.reference.comparison import all_finite
+from evaluator.reference.subject import Subject, leaves_of, map_tensors
 
 SHIFTS = (4.0, 1.0)
 """Largest shift tried, then a smaller one, in either direction."""
@@ -83,7 +84,7 @@ def _trait(path: str, tensor: torch.Tensor) -> InputTrait:
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
-    if bool(torch.isinf(tensor).any()):
+    if not all_finite(tensor) and bool(torch.isinf(tensor).any()):
         return True
     sample = tensor.reshape(-1)[:: max(1, tensor.numel() // 65536)]
     return torch.unique(sample).numel() <= MASK_VALUES
@@ -110,7 +111,8 @@ def explore(subject: Subject, seed: int) -> Domain:
             changed = subject.run(transformed(inputs, traits, shift=shift, scale=scale))
         except (RuntimeError, ValueError, IndexError):
             return False
-        return _finite_where(changed, outputs)
+        same_shapes = [leaf.shape for _, leaf in changed] == [leaf.shape for _, leaf in outputs]
+        return same_shapes and subject.stays_finite(changed, inputs)
 
     high = next((value for value in SHIFTS if stays_finite(value, 1.0)), 0.0)
     low = next((-value for value in SHIFTS if stays_finite(-value, 1.0)), 0.0)
@@ -123,14 +125,6 @@ def explore(subject: Subject, seed: int) -> Domain:
     if stays_finite(0.0, -1.0):
         kinds.append("flipped")
     return Domain(traits=traits, kinds=tuple(kinds), shift_low=low, shift_high=high, scale_low=small, scale_high=large)
-
-
-def _finite_where(changed: Leaves, outputs: Leaves) -> bool:
-    """Whether the changed outputs have the same shapes and are finite wherever the outputs are."""
-    if [(path, leaf.shape) for path, leaf in changed] != [(path, leaf.shape) for path, leaf in outputs]:
-        return False
-    pairs = zip(changed, outputs, strict=True)
-    return all(bool((torch.isfinite(new) | ~torch.isfinite(old)).all()) for (_, new), (_, old) in pairs)
 
 
 def transformed(

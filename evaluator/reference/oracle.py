@@ -113,7 +113,7 @@ def build_budget(
     longest = 1
     for seed in seeds:
         inputs = draw_inputs(subject, domain, kind, seed)
-        state = None if constructed else _state(subject, kind, seed)
+        state = None if constructed else _state(subject, kind, seed, inputs)
         outputs = subject.run(inputs, state)
         longest = max(longest, *(max(leaf.shape, default=1) for _, leaf in leaves_of(inputs)), 1)
         exact.update({path: not leaf.is_floating_point() for path, leaf in outputs})
@@ -134,11 +134,11 @@ def build_budget(
     return ErrorBudget(kind=kind, precision=precision, leaves=leaves)
 
 
-def _state(subject: Subject, kind: DrawKind, seed: int) -> dict[str, torch.Tensor] | None:
+def _state(subject: Subject, kind: DrawKind, seed: int, inputs: Sequence[Any]) -> dict[str, torch.Tensor] | None:
     """Parameters of an oracle run: random ones, as candidates are given; small integers for exact draws."""
     if kind == "exact":
         return draw_state(subject.module, seed, "exact")
-    return usable_state(subject, seed) if subject.module.state_dict() else None
+    return usable_state(subject, seed, inputs=inputs) if subject.module.state_dict() else None
 
 
 def _leaf_budget(path: str, runs: Sequence[TileErrors], precision: Precision, longest: int) -> LeafBudget:

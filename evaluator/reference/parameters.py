@@ -6,7 +6,8 @@ variances, scales of ones) is drawn positive; a draw follows from its seed alone
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 
@@ -60,17 +61,19 @@ def _is_mask(value: torch.Tensor) -> bool:
     return values.numel() == 2 and bool((values == 0).any())
 
 
-def usable_state(subject: Subject, seed: int, style: Style = "near") -> dict[str, torch.Tensor] | None:
+def usable_state(
+    subject: Subject, seed: int, style: Style = "near", inputs: Sequence[Any] | None = None
+) -> dict[str, torch.Tensor] | None:
     """A drawn state with which the reference stays finite, trying the style, then `near`; None where neither does."""
-    inputs = subject.draw(seed)
-    before = subject.run(inputs)
-    for chosen in dict.fromkeys((style, "near")):
-        state = draw_state(subject.module, seed, chosen)  # type: ignore[arg-type]
+    if inputs is None:
+        inputs = subject.draw(seed)
+    styles: tuple[Style, ...] = (style,) if style == "near" else (style, "near")
+    for chosen in styles:
+        state = draw_state(subject.module, seed, chosen)
         try:
             outputs = subject.run(inputs, state)
         except (RuntimeError, ValueError):
             continue
-        pairs = zip(outputs, before, strict=True)
-        if all(bool((torch.isfinite(new) | ~torch.isfinite(old)).all()) for (_, new), (_, old) in pairs):
+        if subject.stays_finite(outputs, inputs):
             return state
     return None

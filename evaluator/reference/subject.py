@@ -7,12 +7,13 @@ alone and leaves the process's random state as it was; outputs come back as (pat
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from evaluator.reference.comparison import all_finite
 
 Leaves = list[tuple[str, torch.Tensor]]
 
@@ -24,6 +25,8 @@ class Subject:
     module: torch.nn.Module
     make_inputs: Callable[[], Sequence[Any]]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    _infinite: Leaves | None = field(default=None, repr=False)
+    _probed: bool = field(default=False, repr=False)
 
     def draw(self, seed: int) -> list[Any]:
         """Inputs under a seed, on the device; tasks that insist on creation on the CPU are moved."""
@@ -35,9 +38,21 @@ class Subject:
         """Outputs for inputs, under `no_grad`, with the module's own or the given state; the seed is dropout's."""
         return run_module(self.module, inputs, state, seed=seed, device=self.device)
 
-    def in_float64(self) -> Subject:
-        """A copy whose floating parameters and buffers are float64; costs twice the module's memory."""
-        return Subject(copy.deepcopy(self.module).double(), self.make_inputs, self.device)
+    def stays_finite(self, outputs: Leaves, inputs: Sequence[Any]) -> bool:
+        """Whether outputs are finite wherever those of `inputs`, under the parameters of the first such question, are.
+
+        References with infinities of their own (masked scores) are rare: their places are remembered once.
+        """
+        if all(all_finite(leaf) for _, leaf in outputs):
+            return True
+        if not self._probed:
+            plain = self.run(inputs)
+            self._probed = True
+            self._infinite = None if all(all_finite(leaf) for _, leaf in plain) else plain
+        if self._infinite is None or [leaf.shape for _, leaf in outputs] != [leaf.shape for _, leaf in self._infinite]:
+            return False
+        pairs = zip(outputs, self._infinite, strict=True)
+        return all(bool((torch.isfinite(new) | ~torch.isfinite(old)).all()) for (_, new), (_, old) in pairs)
 
 
 def load_subject(source: str, *, seed: int = 0, device: str = "cpu", name: str = "Model") -> Subject:

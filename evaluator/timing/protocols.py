@@ -58,6 +58,8 @@ class TimingSettings(Section):
     """Calls of a turn, at least; the first of them is dropped from the estimate."""
     calls_high: int = Field(default=6, ge=2)
     """Calls of a turn, at most."""
+    calls_most: int = Field(default=0, ge=0)
+    """Bursts may double up to this many calls while the judge's clock cannot resolve the gain; 0 for never."""
     reload: bool = True
     """Whether the parameters change once, before a random pair."""
 
@@ -160,7 +162,8 @@ class Sequential:
         """Doubles the bursts while the span cannot resolve the claimed gain; False when that is settled or in vain."""
         seen = timer_facts(self.pairs)
         _, short = limited(seen.native_log, seen.span_log, seen.span_error_log)
-        if not short or not seen.turns or self._scale >= MAX_BURST_SCALE:
+        most = self.settings.calls_most
+        if not short or not seen.turns or 2 * self._scale * self.settings.calls_high > most:
             return False
         self._scale *= 2
         return True
@@ -201,9 +204,6 @@ class Sequential:
             placement_sd_log=found.placement_sd_log,
             spoiled_pairs=len(self.pairs) - len(good),
         )
-
-
-MAX_BURST_SCALE = 64
 
 
 class Reward(Sequential):

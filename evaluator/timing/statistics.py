@@ -23,6 +23,10 @@ MIN_PLACEMENTS_WITH_HISTORY = 3
 MIN_HISTORY_DEGREES = 10
 """Degrees of freedom from which the pooled variance of earlier A/A runs is used."""
 
+OVERHEAD_TRIM = 0.20
+"""Share trimmed from overheads at either end: on a busy machine a turn waits for a processor now and then."""
+SYSTEMATIC_NS = 50_000.0
+"""What the overheads of two processes may differ by without anything being wrong."""
 UNRESOLVED_LOG = 10.0
 """Span error, in log units, where the span cannot tell the candidate's time from its own overhead."""
 
@@ -240,9 +244,11 @@ def _burst_ratio(pairs: Sequence[Pair]) -> tuple[float, float]:
 def timer_facts(pairs: Sequence[Pair], *, slowdown_log: float = 0.0, slowdown_error_log: float = 0.0) -> TimerFacts:
     """The worker's native times against the judge's spans.
 
-    The span of a turn is its native burst plus an overhead that is measured on the reference arm, whose native time is
-    ours. Taken off the candidate's spans it leaves a candidate time that cannot be forged; the overhead's scatter, once
-    for the candidate's turns and once for the mean taken off, is its error.
+    A turn's span is its native burst plus an overhead that both arms pay. What the candidate's overhead has more than
+    the reference's, in the trimmed mean, is time that its native timer did not show; added to its claim it gives the
+    time that cannot be forged. The error is the scatter of both overheads, the candidate's counted up to three times
+    the reference's, so that it cannot widen the error at will, plus a fixed allowance for what differs between two
+    processes.
     """
     good = [pair for pair in pairs if not pair.spoiled and pair.candidate_span_ns > 0]
     facts = TimerFacts(
@@ -253,18 +259,32 @@ def timer_facts(pairs: Sequence[Pair], *, slowdown_log: float = 0.0, slowdown_er
     )
     if len(good) < 2:
         return facts
-    overheads = [pair.reference_span_ns - (pair.reference_burst_ns or pair.reference_ns) for pair in good]
-    overhead, overhead_error, degrees = trimmed_mean(overheads)
-    reference = math.fsum(pair.reference_burst_ns or pair.reference_ns for pair in good)
-    claimed = math.fsum(pair.candidate_burst_ns or pair.candidate_ns for pair in good)
+    own_overheads, other_overheads = zip(*(_overheads(pair) for pair in good), strict=True)
+    own, own_error, degrees = trimmed_mean(own_overheads, OVERHEAD_TRIM)
+    other, other_error, _ = trimmed_mean(other_overheads, OVERHEAD_TRIM)
+    scatter = math.hypot(own_error, min(other_error, 3 * own_error))
+    error_ns = t_quantile(0.99, degrees) * scatter + SYSTEMATIC_NS
+    reference = math.fsum(pair.reference_burst_ns or pair.reference_ns for pair in good) / len(good)
+    claimed = math.fsum(pair.candidate_burst_ns or pair.candidate_ns for pair in good) / len(good)
     native = math.log(reference / claimed)
-    seen = math.fsum(pair.candidate_span_ns for pair in good) - overhead * len(good)
-    error_ns = t_quantile(0.99, degrees) * overhead_error * len(good) * math.sqrt(2)
-    if seen <= error_ns:
-        return facts.model_copy(update={"native_log": native, "span_log": native, "span_error_log": UNRESOLVED_LOG})
-    update = {
-        "native_log": native,
-        "span_log": math.log(reference / seen),
-        "span_error_log": error_ns / (seen - error_ns),
-    }
-    return facts.model_copy(update=update)
+    seen = claimed + other - own
+    quiet = claimed + sorted(other_overheads)[len(good) // 4] - sorted(own_overheads)[len(good) // 4]
+    if min(seen, quiet) <= error_ns:
+        unresolved = {"native_log": native, "span_log": native, "quiet_log": native, "span_error_log": UNRESOLVED_LOG}
+        return facts.model_copy(update=unresolved)
+    return facts.model_copy(
+        update={
+            "native_log": native,
+            "span_log": math.log(reference / seen),
+            "quiet_log": math.log(reference / quiet),
+            "span_error_log": error_ns / seen,
+        }
+    )
+
+
+def _overheads(pair: Pair) -> tuple[float, float]:
+    """Span minus native burst of the reference's and the candidate's turn, in nanoseconds."""
+    return (
+        pair.reference_span_ns - (pair.reference_burst_ns or pair.reference_ns),
+        pair.candidate_span_ns - (pair.candidate_burst_ns or pair.candidate_ns),
+    )

@@ -11,35 +11,41 @@ from __future__ import annotations
 import math
 
 from evaluator.judgement.defences.base import Defence, Fault
-from evaluator.judgement.facts import Facts
+from evaluator.judgement.facts import Facts, TimerFacts
 from evaluator.judgement.rules import Rules
 
+CALIBRATION_LOG = math.log(1.02)
+"""Difference between the two clocks that no claim is cut for."""
 DISAGREEMENT_FLOOR_LOG = math.log(1.05)
 """Disagreement that calibration alone explains."""
 
 
-def disagrees(native_log: float, span_log: float, span_error_log: float) -> bool:
-    """Whether the native log speedup is larger than the span allows."""
-    return not (native_log - span_log <= max(DISAGREEMENT_FLOOR_LOG, 2 * span_error_log))
+def disagrees(seen: TimerFacts) -> bool:
+    """Whether the native log speedup is larger than the span allows, over all turns and in the quiet ones alone.
+
+    On a busy machine either arm may have had to wait more often; time that is hidden in every turn shows in the quiet
+    ones too. What is hidden in some turns only is not paid, see `limited`.
+    """
+    gap = seen.native_log - max(seen.span_log, seen.quiet_log)
+    return not (gap <= max(DISAGREEMENT_FLOOR_LOG, 2 * seen.span_error_log))
 
 
 def limited(native_log: float, span_log: float, span_error_log: float) -> tuple[float, bool]:
-    """The log speedup that may be claimed, and whether the span limited it.
+    """The log speedup that may be claimed, and whether the span is what limits it.
 
-    The span has to resolve the gain: its error must be below a quarter of it, else the claim is capped at the largest
-    value that the span's interval allows. A claim of no gain needs no resolution.
+    Nothing above the span's own interval is paid. The span has to resolve a gain: its error must be below a quarter of
+    it, else the result is labelled, whether or not it was capped.
     """
-    if native_log <= 0 or span_error_log <= native_log / 4:
-        return native_log, False
-    cap = max(0.0, span_log + span_error_log)
-    return min(native_log, cap), native_log > cap
+    cap = span_log + max(CALIBRATION_LOG, span_error_log)
+    unresolved = native_log > 0 and span_error_log > native_log / 4
+    return min(native_log, cap), unresolved or native_log > cap
 
 
 def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     seen = facts.timers
     detail = seen.model_dump(mode="json")
     faults = []
-    if seen.turns and disagrees(seen.native_log, seen.span_log, seen.span_error_log):
+    if seen.turns and disagrees(seen):
         message = (
             f"The worker's timer claims {math.exp(seen.native_log):.2f}x, the judge's own clock shows "
             f"{math.exp(seen.span_log):.2f}x."
