@@ -120,6 +120,7 @@ class Evaluator:
         if self._pool is None:
             self._pool = CompilePool(
                 self.config.compile, arch=arch_of(self.device.type),
+                cores=self.device.judge_cores if self.device.type == "cpu" else (),
                 allow_unsandboxed=self.config.sandbox.allow_unsandboxed,
             )  # fmt: skip
         return self._pool

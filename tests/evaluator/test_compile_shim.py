@@ -328,3 +328,21 @@ def test_torchs_headers_build_and_bind(candidate: Run) -> None:
         value = kernel.twice(torch.ones(3)).tolist()
     """)  # fmt: skip
     assert ran.value == [2.0] * 3, ran.error
+
+
+@pytest.mark.slow
+def test_a_precompiled_header_is_made_after_some_builds_and_used(
+    workers: socket.socket, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("headers")
+    text = "torch::Tensor twice(torch::Tensor x) { return x + x; }\n"
+    with CompilePool(CompileConfig(cache_dir=str(folder), precompile_after=2)) as pool:
+        for name in ("first", "second"):
+            message = shim._inline_request(name, text, functions=["twice"])
+            assert pool.serve(message)[2].ok
+        headers = list(folder.glob("headers/*/torch/extension.h.gch"))
+        assert len(headers) == 1
+        plain = pool.serve(shim._inline_request("third", text, functions=["twice"], extra_cflags=["-DOTHER"]))[2]
+        quick = pool.serve(shim._inline_request("third", text, functions=["twice"]))[2]
+    assert quick.ok
+    assert quick.seconds < 0.8 * plain.seconds
