@@ -260,9 +260,22 @@ def test_nothing_but_the_toolchain_may_be_executed(candidate: Run, program: str)
             subprocess.run([{program!r}, "-c", "true"])
             value = "ran"
         except (PermissionError, FileNotFoundError) as error:
-            value = type(error).__name__
+            value = "PermissionError" if isinstance(error, PermissionError) else "FileNotFoundError"
     """)  # fmt: skip
     assert ran.value in ("PermissionError", "FileNotFoundError"), ran.error
+
+
+def test_a_refused_program_is_also_a_failed_one(candidate: Run) -> None:
+    ran = candidate("""
+        import subprocess, sys
+        value = []
+        for kind in (PermissionError, subprocess.CalledProcessError, OSError):
+            try:
+                subprocess.run([sys.executable, "-c", "pass"], check=True)
+            except kind as error:
+                value.append([getattr(error, "returncode", None), "Permission denied" in str(error)])
+    """)  # fmt: skip
+    assert ran.value == [[126, True]] * 3, ran.error
 
 
 def test_a_shell_line_that_needs_a_shell_is_refused(candidate: Run) -> None:
