@@ -17,6 +17,13 @@ from evaluator.worker.process import Zygote
 from tasks.records import Candidate, Evaluation, Task
 
 
+_INDUCTOR = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1",
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+}  # fmt: skip
+"""torch.compile without interpreters of its own, which a worker may not start."""
+
+
 class WarmReference:
     """The reference server of one task."""
 
@@ -75,7 +82,7 @@ class Evaluator:
             self.close_processes()
             self._zygote = Zygote(
                 threads=self.config.threads, lock_descriptor=self.lock.descriptor,
-                environment={"PATH": discover().search_path(self.device.type)},
+                environment={"PATH": discover().search_path(self.device.type), **_INDUCTOR},
             )  # fmt: skip
             self._zygote.start(self.config.deadlines.start_s)
         return self._zygote
@@ -120,6 +127,7 @@ class Evaluator:
         if self._pool is None:
             self._pool = CompilePool(
                 self.config.compile, arch=arch_of(self.device.type),
+                cores=self.device.judge_cores if self.device.type == "cpu" else (),
                 allow_unsandboxed=self.config.sandbox.allow_unsandboxed,
             )  # fmt: skip
         return self._pool

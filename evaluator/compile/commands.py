@@ -70,6 +70,21 @@ def _is_compiler(command: Any) -> bool:
     return re.sub(r"-[\d.]+$", "", os.path.basename(os.fspath(words[0]))) in COMPILERS
 
 
+class NotExecutable(PermissionError, subprocess.CalledProcessError):
+    """A program that the sandbox does not execute.
+
+    Also the error of a program that failed, code 126 as a shell has it: torch.compile tries processor features in an
+    interpreter of its own and takes a failed trial for an absent feature.
+    """
+
+    def __init__(self, error: PermissionError, command: Any) -> None:
+        PermissionError.__init__(self, error.errno, error.strerror, error.filename)
+        self.returncode, self.cmd, self.output, self.stderr = 126, command, None, None
+
+    def __str__(self) -> str:
+        return PermissionError.__str__(self)
+
+
 class _Popen(subprocess.Popen):  # type: ignore[type-arg]
     """Runs plain command lines without a shell, and keeps what a compiler says when nobody else reads it."""
 
@@ -78,6 +93,12 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
             words = plain_words(args)
             if words is not None:
                 args, options["shell"] = words, False
+        try:
+            self._begin(args, rest, options)
+        except PermissionError as error:
+            raise NotExecutable(error, args) from error
+
+    def _begin(self, args: Any, rest: tuple[Any, ...], options: dict[str, Any]) -> None:
         said = ""
         if not rest and _is_compiler(args):
             if options.get("stderr") is None:

@@ -24,6 +24,7 @@ from typing import Any, Self
 from evaluator.compile import diagnostics
 from evaluator.compile.cache import CacheFull, LibraryCache, default_root
 from evaluator.compile.config import CompileConfig
+from evaluator.compile.headers import HeaderStore, header_limits, header_plan
 from evaluator.compile.job import Limits
 from evaluator.compile.request import BadRequest, CompileRequest, CompileResult, FailureKind
 from evaluator.compile.routes import BuildPlan, RefusedRequest, plan_build
@@ -45,20 +46,26 @@ _KINDS: dict[str, tuple[FailureKind, str]] = {
 
 
 class CompilePool:
-    """Builds libraries for the workers of one machine; a context manager; its methods may be called by any thread."""
+    """Builds libraries for the workers of one machine; a context manager; its methods may be called by any thread.
+
+    `arch` is the CUDA architecture where the configuration names none, `cores` those that compilers may run on.
+    """
 
     def __init__(
         self, config: CompileConfig | None = None, *, tools: Toolchain | None = None, arch: str = "",
-        allow_unsandboxed: bool = False,
+        allow_unsandboxed: bool = False, cores: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.config = config or CompileConfig()
         self.tools = tools or discover()
         self._arch = self.config.arch or arch
         root = Path(self.config.cache_dir).expanduser() if self.config.cache_dir else default_root()
         self.cache = LibraryCache(root, self.config.cache_mib << 20)
+        self._headers = HeaderStore(
+            root / "headers", self.config.precompiled_header_mib, self.config.precompile_after
+        )  # fmt: skip
         self._limits = Limits(
             timeout_s=self.config.timeout_s, memory_mib=self.config.memory_mib, output_mib=self.config.output_mib,
-            allow_unsandboxed=allow_unsandboxed, fallback_scratch=str(root / "partial"),
+            allow_unsandboxed=allow_unsandboxed, fallback_scratch=str(root / "partial"), cores=cores,
         )  # fmt: skip
         self._lanes = {
             "quick": ThreadPoolExecutor(self.config.quick_jobs, "kontrast-compile-quick"),
@@ -90,10 +97,13 @@ class CompilePool:
         found = self.cache.find(key)
         if found is not None:
             return _done(CompileResult(name=request.name, library=found, key=key, cached=True))
+        header = self._headers.key(request, self.tools)
+        if header and self._headers.due(header):
+            self._lanes["slow"].submit(self._build_header, header, header_plan(request, self.tools, plan))
         with self._lock:
             future = self._wanted.get(key)
             if future is None:
-                future = self._lanes[plan.lane].submit(self._build, request.name, plan, key, time.monotonic())
+                future = self._lanes[plan.lane].submit(self._build, request, plan, key, header, time.monotonic())
                 self._wanted[key] = future
                 future.add_done_callback(lambda _: self._wanted.pop(key, None))
         return future
@@ -113,9 +123,28 @@ class CompilePool:
         for lane in self._lanes.values():
             lane.shutdown(wait=True, cancel_futures=True)
 
-    def _build(self, name: str, plan: BuildPlan, key: str, asked: float) -> CompileResult:
+    def _build_header(self, key: str, plan: BuildPlan) -> None:
+        partial, descriptor = self._headers.partial()
+        try:
+            report = self._builder.build(plan, header_limits(self._limits), descriptor)
+            if report["state"] == "built":
+                self._headers.publish(key, partial)
+            else:
+                logger.info("no precompiled header: %s", str(report.get("text", ""))[-300:])
+        finally:
+            os.close(descriptor)
+            partial.unlink(missing_ok=True)
+
+    def _build(
+        self, request: CompileRequest, plan: BuildPlan, key: str, header: str, asked: float
+    ) -> CompileResult:  # fmt: skip
+        name = request.name
+        ready = self._headers.find(header) if header else ""
+        if ready:
+            plan = plan_build(request, self.tools, arch=self._arch, header=ready)
         begin = time.monotonic()
-        report, library = self._builder.build(plan, self._limits)
+        library = os.memfd_create("library", os.MFD_CLOEXEC)
+        report = self._builder.build(plan, self._limits, library)
         try:
             times: dict[str, Any] = {"seconds": time.monotonic() - begin, "waited_s": begin - asked}
             layers = tuple(str(layer) for layer in report.get("layers", ()))
@@ -153,24 +182,23 @@ class Builder:
         self._lock = threading.Lock()
         self._closed = False
 
-    def build(self, plan: BuildPlan, limits: Limits) -> tuple[dict[str, Any], int]:
-        """Runs a plan; returns the report and a descriptor of the library's bytes, which the caller closes."""
+    def build(self, plan: BuildPlan, limits: Limits, library: int) -> dict[str, Any]:
+        """Runs a plan, writing its output to the descriptor `library`; returns the report."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        library = os.memfd_create("library", os.MFD_CLOEXEC)
         text = os.memfd_create("plan", os.MFD_CLOEXEC)
         try:
             _write(text, json.dumps(plan.to_wire()).encode())
             with self._lock:
                 if self._closed:
-                    return {"state": "died", "text": "the compile pool is closed"}, library
+                    return {"state": "died", "text": "the compile pool is closed"}
                 packet = json.dumps(asdict(limits)).encode()
                 socket.send_fds(self._server(), [packet], [text, library, theirs.fileno()])
             theirs.close()
-            return _report(ours, limits.timeout_s), library
+            return _report(ours, limits.timeout_s)
         except OSError as error:
             logger.warning("the build server was lost: %s", error)
             self.close(for_good=False)
-            return {"state": "died", "text": f"the build server was lost: {error}"}, library
+            return {"state": "died", "text": f"the build server was lost: {error}"}
         finally:
             os.close(text)
             ours.close()

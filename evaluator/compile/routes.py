@@ -48,7 +48,7 @@ class RefusedRequest(ValueError):
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a job does: write the files, run `objects` side by side, then `link`, and give `output` back."""
+    """What a job does: write the files, run `objects` side by side, then `link` if any, and give `output` back."""
 
     files: tuple[tuple[str, str], ...]
     objects: tuple[tuple[str, ...], ...]
@@ -108,8 +108,9 @@ def header_flags(request: CompileRequest, tools: Toolchain) -> tuple[str, ...] |
     kinds = {_kind(source.name) for source in request.sources}
     if not (request.torch and request.implicit_headers and "cxx" in kinds) or "cuda" in kinds:
         return None  # nvcc takes no precompiled header and is the slower half
-    flags = tuple(flag for flag in _host_flags(request, "cxx", tools) if not flag.startswith("-DTORCH_EXTENSION_NAME"))
-    return flags + tuple(_includes(request, tools))
+    # The module's name is free: torch's headers do not look at it.
+    flags = (flag for flag in _host_flags(request, "cxx", tools) if not flag.startswith("-DTORCH_EXTENSION_NAME"))
+    return (*_includes(request, tools), *flags)
 
 
 def split_flags(flags: tuple[str, ...]) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class Toolchain:
     host_programs: tuple[str, ...]
     """Files that the system's compilers execute, links resolved."""
     cuda_programs: tuple[str, ...]
-    """The same for nvcc, which runs its parts through `/bin/sh`."""
+    """The same for nvcc, which runs its parts through `/bin/sh`, and for Triton."""
     read: tuple[str, ...]
     """Trees that compilers read beside the system's."""
     fingerprint: str
@@ -136,12 +136,17 @@ def _ask_error(argv: list[str]) -> str:
 
 
 def _cuda_programs(home: str) -> tuple[str, ...]:
-    if not home:
-        return ()
-    folders = [os.path.join(home, "bin"), os.path.join(home, "nvvm", "bin")]
+    folders = [os.path.join(home, "bin"), os.path.join(home, "nvvm", "bin"), *_triton_folders()]
     shell = [os.path.realpath("/bin/sh")] if os.path.exists("/bin/sh") else []
-    remove = [os.path.realpath(path) for path in (shutil.which("rm"),) if path]
-    return tuple(folder for folder in folders if os.path.isdir(folder)) + tuple(shell) + tuple(remove)
+    others = [shutil.which("rm"), *(path for path in ("/sbin/ldconfig", "/sbin/ldconfig.real") if os.path.exists(path))]
+    files = [os.path.realpath(path) for path in others if path]
+    return tuple(folder for folder in folders if os.path.isdir(folder)) + tuple(shell) + tuple(files)
+
+
+def _triton_folders() -> list[str]:
+    """Where Triton keeps its own ptxas; it also asks ldconfig where the driver lies."""
+    spec = importlib.util.find_spec("triton")
+    return [os.path.join(os.path.dirname(spec.origin), "backends", "nvidia", "bin")] if spec and spec.origin else []
 
 
 def _nvrtc(home: str) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import builtins
 import gc
 import json
+import os
 import pickle
 import time
 import timeit
+import types
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ _WATCHED: dict[str, Any] = {
     "timeit": timeit, "json": json, "pickle": pickle, "gc": gc, "builtins": builtins,
 }  # fmt: skip
 _LIMIT = 40
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 Snapshot = dict[str, dict[str, Any]]
 
@@ -38,12 +41,19 @@ def _callables(owner: Any) -> dict[str, Any]:
 
 
 def replaced(before: Snapshot) -> list[str]:
-    """Names whose object is another one now; at most 40."""
+    """Names whose object is another one now, torch's own replacements apart (its compiler wraps some); at most 40."""
     found = []
     for place, known in before.items():
         now = vars(_WATCHED[place])
-        found += [f"{place}.{name}" for name, value in known.items() if now.get(name) is not value]
+        found += [f"{place}.{name}" for name, value in known.items() if _foreign(now.get(name), value)]
     return found[:_LIMIT]
+
+
+def _foreign(now: Any, before: Any) -> bool:
+    if now is before:
+        return False
+    code = getattr(now, "__code__", None)
+    return not (isinstance(code, types.CodeType) and code.co_filename.startswith(_TORCH))
 
 
 def settings() -> dict[str, str]:

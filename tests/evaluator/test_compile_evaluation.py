@@ -22,7 +22,7 @@ TASK = Task(id="file:scale", source=textwrap.dedent("""
         def forward(self, x):
             return torch.relu(x) * 2 + x
     def get_inputs():
-        return [torch.randn(64, 256)]
+        return [torch.randn(512, 1024)]
     def get_init_inputs():
         return []
 """))  # fmt: skip
@@ -163,3 +163,22 @@ def test_an_extension_with_torchs_headers_is_accepted(evaluator: Evaluator) -> N
     """
     evaluation = _evaluated(evaluator, textwrap.dedent(source))
     assert evaluation.outcome == "accepted", evaluation.message
+
+
+@pytest.mark.slow
+def test_torch_compile_runs_in_the_sandbox_and_is_a_fallback_under_strict_rules(evaluator: Evaluator) -> None:
+    source = """
+    import torch
+    from torch import nn
+    class ModelNew(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.run = torch.compile(self.formula)
+        def formula(self, x):
+            return torch.relu(x) * 2 + x
+        def forward(self, x):
+            return self.run(x)
+    """
+    evaluation = _evaluated(evaluator, textwrap.dedent(source))
+    assert (evaluation.outcome, evaluation.reason) == ("rejected", "fallback"), evaluation.message
+    assert evaluation.labels == ("compiler_wrapper",)

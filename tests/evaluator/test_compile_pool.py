@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluator.compile import CompileConfig, CompilePool, CompileRequest, discover
+from evaluator.compile import CompileConfig, CompilePool, CompileRequest, discover, headers
 from evaluator.compile.pool import sealed_copy
 
 pytestmark = pytest.mark.skipif(not discover().cxx, reason="no C++ compiler on this machine")
@@ -201,3 +201,46 @@ def test_without_any_layer_nothing_untrusted_is_built(pool: CompilePool) -> None
     assert result.kind == "sandbox_unavailable"
     pool._limits = dataclasses.replace(pool._limits, allow_unsandboxed=True)
     assert pool.compile(_request(ADD + "// open\n")).ok
+
+
+def test_compilers_keep_to_their_cores(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    with CompilePool(CompileConfig(cache_dir=str(tmp_path), timeout_s=20), cores=(core,)) as pool:
+        marker = f"CORE_{os.getpid()}"
+        future = pool.submit(_request(ENDLESS, cflags=(*ENDLESS_FLAGS, f"-D{marker}")))
+        assert _until(lambda: bool(_processes(marker)))
+        assert [os.sched_getaffinity(int(pid)) for pid in _processes(marker)] == [{core}]
+        pool.close()
+        assert future.result(20).kind == "evaluator_lost"
+    assert _until(lambda: not _processes(marker))
+
+
+def test_an_artefacts_name_does_not_depend_on_a_precompiled_header(pool: CompilePool, tmp_path: Path) -> None:
+    header = pool._headers.key(_request("int x;", torch=True), pool.tools)
+    assert header
+    assert not pool._headers.find(header)
+    folder = tmp_path / "cache" / "headers" / header / "torch"
+    folder.mkdir(parents=True)
+    (folder / "extension.h.gch").write_bytes(b"")
+    assert pool._headers.find(header) == str(folder.parent)
+    assert pool._headers.key(_request("__global__ void k();", "k.cu", torch=True), pool.tools) == ""
+
+
+def test_a_header_is_due_once_after_enough_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headers, "_memory_free_mib", lambda: 1 << 20)
+    store = headers.HeaderStore(tmp_path, 4096, after=3)
+    assert [store.due("k") for _ in range(5)] == [False, False, True, False, False]
+    monkeypatch.setattr(headers, "_memory_free_mib", lambda: 100)
+    assert not any(store.due("other") for _ in range(5))
+    assert headers.HeaderStore(tmp_path, 0, after=1).key(_request("int x;", torch=True), discover()) == ""
+
+
+def test_old_headers_make_room(tmp_path: Path) -> None:
+    store = headers.HeaderStore(tmp_path, 0, after=1)
+    for key in ("one", "two"):
+        path, descriptor = store.partial()
+        os.write(descriptor, bytes(10))
+        os.close(descriptor)
+        store.publish(key, path)
+    assert store.find("one") == store.find("two") == ""
+    assert not list((tmp_path / "partial").iterdir())

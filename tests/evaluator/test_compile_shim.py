@@ -260,9 +260,22 @@ def test_nothing_but_the_toolchain_may_be_executed(candidate: Run, program: str)
             subprocess.run([{program!r}, "-c", "true"])
             value = "ran"
         except (PermissionError, FileNotFoundError) as error:
-            value = type(error).__name__
+            value = "PermissionError" if isinstance(error, PermissionError) else "FileNotFoundError"
     """)  # fmt: skip
     assert ran.value in ("PermissionError", "FileNotFoundError"), ran.error
+
+
+def test_a_refused_program_is_also_a_failed_one(candidate: Run) -> None:
+    ran = candidate("""
+        import subprocess, sys
+        value = []
+        for kind in (PermissionError, subprocess.CalledProcessError, OSError):
+            try:
+                subprocess.run([sys.executable, "-c", "pass"], check=True)
+            except kind as error:
+                value.append([getattr(error, "returncode", None), "Permission denied" in str(error)])
+    """)  # fmt: skip
+    assert ran.value == [[126, True]] * 3, ran.error
 
 
 def test_a_shell_line_that_needs_a_shell_is_refused(candidate: Run) -> None:
@@ -328,3 +341,21 @@ def test_torchs_headers_build_and_bind(candidate: Run) -> None:
         value = kernel.twice(torch.ones(3)).tolist()
     """)  # fmt: skip
     assert ran.value == [2.0] * 3, ran.error
+
+
+@pytest.mark.slow
+def test_a_precompiled_header_is_made_after_some_builds_and_used(
+    workers: socket.socket, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("headers")
+    text = "torch::Tensor twice(torch::Tensor x) { return x + x; }\n"
+    with CompilePool(CompileConfig(cache_dir=str(folder), precompile_after=2)) as pool:
+        for name in ("first", "second"):
+            message = shim._inline_request(name, text, functions=["twice"])
+            assert pool.serve(message)[2].ok
+        headers = list(folder.glob("headers/*/torch/extension.h.gch"))
+        assert len(headers) == 1
+        plain = pool.serve(shim._inline_request("third", text, functions=["twice"], extra_cflags=["-DOTHER"]))[2]
+        quick = pool.serve(shim._inline_request("third", text, functions=["twice"]))[2]
+    assert quick.ok
+    assert quick.seconds < 0.8 * plain.seconds
