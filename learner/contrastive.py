@@ -6,26 +6,22 @@ are those of whole groups, wherever their samples are computed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from learner.batch import TokenBatch, TokenSequence, pack, split_shared
 from learner.config import GrpoConfig
+from learner.errors import UntrainableSample
 from learner.groups import JudgedGroup
 from learner.grpo import GrpoLoss, RewardMoments, group_advantages, grpo_loss, token_weights
-from tasks.errors import KontrastError, UsageError
+from tasks.errors import KontrastError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from learner.engine import PolicyTrainer, StepReport
     from learner.reference import FrozenWeights
-
-
-class UntrainableSample(UsageError):
-    """A sample has no token ids: it came from an engine that only relays text."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ def _figures(
         "clipped_low_share": low * per, "clipped_high_share": high * per, "ratio_mean": ratio * per,
         "ratio_max": max((p.ratio_max for p in parts), default=0.0), "correction_capped_share": capped * per,
         "mismatch_mean": mismatch * per, "mismatch_kl": mismatch_kl * per, "entropy": entropy_sum * per,
-        "gradient_norm": report.gradient_norm if math.isfinite(report.gradient_norm) else -1.0,
+        "gradient_norm": report.gradient_norm,
         "learning_rate": report.learning_rate, "seconds": report.seconds,
         "tokens_per_s": computed / max(report.seconds, 1e-9),
     }  # fmt: skip

@@ -11,18 +11,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from learner.config import GrpoConfig, RewardConfig
+from learner.errors import GroupLeftTwice
 from learner.reward import reward_of
-from tasks.errors import KontrastError
 from tasks.records import PolicyVersion, ScoredGroup, ScoredSample
 
 Fate = Literal["trained", "stale", "below_quorum", "zero_variance"]
 
 MIN_QUORUM = 2
 """One sample alone has no baseline."""
-
-
-class GroupLeftTwice(KontrastError):
-    """A group was about to leave a second time: a defect, since it would be trained on twice or lost."""
 
 
 @dataclass(frozen=True)

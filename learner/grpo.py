@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from learner.config import GrpoConfig
+from learner.errors import NotFiniteError
 from tasks.errors import KontrastError
-
-
-class NotFiniteError(KontrastError):
-    """A log-probability is NaN or infinite: weights or sampler are broken, and training on it would spread it."""
 
 
 @dataclass(frozen=True)

@@ -77,3 +77,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(str(folder))
     return folder
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port that nobody uses now."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.config import GrpoConfig, RewardConfig
-from learner.contrastive import UntrainableSample, train_items
-from learner.groups import Fates, GroupLeftTwice, JudgedGroup, Lineage, judge_group, quorum
+from learner.contrastive import train_items
+from learner.errors import GroupLeftTwice, UntrainableSample
+from learner.groups import Fates, JudgedGroup, Lineage, judge_group, quorum
 from learner.grpo import RewardMoments
 from tasks.records import PolicyVersion, ScoredGroup
 

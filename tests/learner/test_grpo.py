@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.config import GrpoConfig
-from learner.grpo import GrpoLoss, NotFiniteError, RewardMoments, group_advantages, grpo_loss, k3, token_weights
+from learner.errors import NotFiniteError
+from learner.grpo import GrpoLoss, RewardMoments, group_advantages, grpo_loss, k3, token_weights
 
 PLAIN = GrpoConfig(smoothing="none")
 
