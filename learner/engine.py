@@ -164,7 +164,9 @@ class PolicyTrainer:
             str(folder), tag=SHARDS, client_state={"steps_done": self.steps_done}, save_latest=False,
             exclude_frozen_parameters=True,
         )  # fmt: skip
-        state = {"cpu": torch.get_rng_state(), "python": random.getstate()}
+        state: dict[str, Any] = {
+            "layout": self._layout(), "cpu": torch.get_rng_state(), "python": random.getstate(),
+        }  # fmt: skip
         if self.device != "cpu":
             state["cuda"] = torch.cuda.get_rng_state()
         torch.save(state, folder / f"rng-{self.rank}.pt")
@@ -173,11 +175,15 @@ class PolicyTrainer:
         """Reads back what `save` wrote, at the same number of ranks and ZeRO stage; raises CheckpointError."""
         import torch
 
-        path, client = self.engine.load_checkpoint(str(folder), tag=SHARDS, load_module_strict=False)
-        if path is None:
-            raise CheckpointError(f"{folder} holds no shards of this ZeRO stage and number of ranks: resume with those")
+        own = folder / f"rng-{self.rank}.pt"
+        state = torch.load(own, weights_only=False) if own.is_file() else {"layout": "other ranks"}
+        if state["layout"] != self._layout():
+            raise CheckpointError(
+                f"{folder} was written with {state['layout']}, and this learner has {self._layout()}: resume with the "
+                "same learner.deepspeed.zero_stage and number of ranks"
+            )
+        _, client = self.engine.load_checkpoint(str(folder), tag=SHARDS, load_module_strict=False)
         self.steps_done = int(client["steps_done"])
-        state = torch.load(folder / f"rng-{self.rank}.pt", weights_only=False)
         torch.set_rng_state(state["cpu"])
         random.setstate(state["python"])
         if self.device != "cpu" and "cuda" in state:
@@ -186,6 +192,9 @@ class PolicyTrainer:
     def close(self) -> None:
         """Frees the engine; the process group stays open for a next one."""
         self.engine.destroy()
+
+    def _layout(self) -> str:
+        return f"ZeRO {self.engine.zero_optimization_stage()} on {self.world} ranks"
 
     def _norm_without_zero(self) -> float | None:
         """Norm of the gradients that backward has just averaged; None under ZeRO, which computes it in its step."""

@@ -16,6 +16,7 @@ from learner.batch import TokenSequence
 from learner.config import DeepSpeedConfig, GrpoConfig, OptimizerConfig, PolicyConfig
 from learner.contrastive import TrainItem, grpo_step
 from learner.engine import PolicyTrainer, learning_rate
+from learner.errors import CheckpointError
 from learner.policy import load_policy
 
 pytestmark = pytest.mark.heavy
@@ -118,7 +119,7 @@ def test_sequence_aggregation_is_split_invariant_too(tiny_model: Path) -> None:
 def test_bf16_with_an_adapter_steps_under_every_stage_that_has_masters(tiny_model: Path) -> None:
     norms = [steps_of(str(tiny_model), s, 0, 1, lora_rank=4, dtype="bf16", row_tokens=20)["norms"] for s in (0, 1, 2)]
     for other in norms[1:]:
-        torch.testing.assert_close(torch.tensor(other), torch.tensor(norms[0]), rtol=0.05, atol=1e-3)
+        torch.testing.assert_close(torch.tensor(other), torch.tensor(norms[0]), rtol=0.1, atol=1e-3)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -153,12 +154,62 @@ def test_a_step_without_anything_to_train_on_still_runs_and_changes_nothing(tiny
 
 
 def test_several_updates_clip_against_the_first_policy(tiny_model: Path) -> None:
-    policy = load_policy(PolicyConfig(model=str(tiny_model), dtype="fp32", lora_rank=0))
-    trainer = PolicyTrainer(policy, OptimizerConfig(learning_rate=5e-2), DeepSpeedConfig(zero_stage=1))
-    figures = grpo_step(trainer, items(), GrpoConfig(updates_per_batch=3), row_tokens=1000)
-    assert figures["clipped_low_share"] + figures["clipped_high_share"] > 0
-    assert figures["ratio_max"] > 1.2
-    trainer.close()
+    """The third update sees ratios away from 1, some beyond the clip; a single one sees 1 everywhere."""
+    figures = []
+    for updates in (1, 3):
+        policy = load_policy(PolicyConfig(model=str(tiny_model), dtype="fp32", lora_rank=0))
+        trainer = PolicyTrainer(policy, OptimizerConfig(learning_rate=5e-3), DeepSpeedConfig(zero_stage=1))
+        figures.append(grpo_step(trainer, items(), GrpoConfig(updates_per_batch=updates), row_tokens=1000))
+        trainer.close()
+    once, thrice = figures
+    assert (once["ratio_mean"], once["clipped_low_share"] + once["clipped_high_share"]) == (1.0, 0.0)
+    assert thrice["ratio_mean"] != 1.0
+    assert thrice["clipped_low_share"] + thrice["clipped_high_share"] > 0
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_resumed_trainer_goes_on_as_the_one_that_never_stopped(tiny_model: Path, tmp_path: Path, stage: int) -> None:
+    """Three steps at once against one step, a checkpoint, a new trainer and two steps: with an adapter, bit for bit."""
+
+    def fresh() -> PolicyTrainer:
+        policy = load_policy(PolicyConfig(model=str(tiny_model), dtype="fp32", lora_rank=4))
+        return PolicyTrainer(policy, OptimizerConfig(learning_rate=1e-2), DeepSpeedConfig(zero_stage=stage))
+
+    def go(trainer: PolicyTrainer, steps: int) -> None:
+        for _ in range(steps):
+            grpo_step(trainer, items(), GrpoConfig(), row_tokens=1000)
+
+    through, first, second = fresh(), fresh(), fresh()
+    go(through, 3)
+    go(first, 1)
+    first.save(tmp_path)
+    torch.manual_seed(99)
+    random.seed(99)
+    second.load(tmp_path)
+    assert second.steps_done == 1
+    drawn = (torch.rand(1).item(), random.random())
+    second.load(tmp_path)
+    assert drawn == (torch.rand(1).item(), random.random())
+    go(second, 2)
+    for one, other in zip(full_weights(through), full_weights(second), strict=True):
+        assert torch.equal(one, other)
+    for trainer in (through, first, second):
+        trainer.close()
+
+
+def test_shards_of_another_stage_are_refused_with_the_remedy(tiny_model: Path, tmp_path: Path) -> None:
+    def fresh(stage: int) -> PolicyTrainer:
+        policy = load_policy(PolicyConfig(model=str(tiny_model), dtype="fp32", lora_rank=4))
+        return PolicyTrainer(policy, OptimizerConfig(), DeepSpeedConfig(zero_stage=stage))
+
+    one, two = fresh(1), fresh(2)
+    with pytest.raises(CheckpointError, match="other ranks"):
+        two.load(tmp_path)
+    one.save(tmp_path)
+    with pytest.raises(CheckpointError, match="ZeRO 1 on 1 ranks, and this learner has ZeRO 2"):
+        two.load(tmp_path)
+    for trainer in (one, two):
+        trainer.close()
 
 
 def test_learning_rate_by_hand() -> None:

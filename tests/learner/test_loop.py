@@ -225,4 +225,4 @@ def test_each_group_is_in_the_surviving_weights_exactly_once_whatever_is_killed(
     assert len(fates) == 10
     assert sorted(f"g{ids[0]}" for ids in trainer.weights) == trained
     assert len(set(stream.acked)) == len(stream.acked) == 10
-    assert epochs == list(range(len(epochs)))
+    assert epochs == sorted(set(epochs)), "each start that came through has an epoch of its own"
