@@ -203,6 +203,8 @@ class LearnerConfig(Section):
     publish: PublishConfig = PublishConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy is trained."""
+    cpu_threads: int = Field(default=1, ge=1)
+    """Threads of the trainer on CPU. More than the free cores is many times slower, not a little."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature that log-probabilities are computed at; must equal rollout's."""
     steps: int = Field(default=2, ge=1)

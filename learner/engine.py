@@ -12,13 +12,16 @@ import datetime
 import logging
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learner.batch import TokenBatch, TokenSequence, pad
 from learner.config import DeepSpeedConfig, OptimizerConfig
+from learner.errors import CheckpointError, NotFiniteError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from learner.policy import PolicyModule
 
 logger = logging.getLogger(__name__)
+
+SHARDS = "shards"
+"""Folder of DeepSpeed's files inside a checkpoint."""
 
 TokenLoss = Callable[["Tensor", "Tensor", int], "Tensor"]
 """From log-probabilities `[N]`, entropies `[N]` and the micro-batch's number to its share of the step's loss."""
@@ -126,10 +132,14 @@ class PolicyTrainer:
                 loss = self.engine(_anchor_batch().to(self.device), temperature)[0].sum() * 0.0
             loss_sum += float(loss.detach())
             self.engine.backward(loss * self.world)
+            norm = self._norm_without_zero() if number == count - 1 else None
             self.engine.step()
         self.steps_done += 1
+        norm = float(self.engine.get_global_grad_norm() or 0.0) if norm is None else norm
+        if not math.isfinite(norm):
+            raise NotFiniteError("the gradient is not finite: these weights are lost, resume from the last checkpoint")
         return StepReport(
-            loss=loss_sum, gradient_norm=_as_float(self.engine.get_global_grad_norm()), learning_rate=rate,
+            loss=loss_sum, gradient_norm=norm, learning_rate=rate,
             tokens=sum(b.tokens for b in batches), micro_batches=count, seconds=time.perf_counter() - began,
         )  # fmt: skip
 
@@ -143,9 +153,57 @@ class PolicyTrainer:
             dist.all_reduce(totals)
         return tuple(totals.tolist())
 
+    def save(self, folder: Path) -> None:
+        """Writes this rank's share of weights, optimizer state and randomness; all ranks call it together.
+
+        Frozen weights are left out: they come from the base model again.
+        """
+        import torch
+
+        self.engine.save_checkpoint(
+            str(folder), tag=SHARDS, client_state={"steps_done": self.steps_done}, save_latest=False,
+            exclude_frozen_parameters=True,
+        )  # fmt: skip
+        state: dict[str, Any] = {
+            "layout": self._layout(), "cpu": torch.get_rng_state(), "python": random.getstate(),
+        }  # fmt: skip
+        if self.device != "cpu":
+            state["cuda"] = torch.cuda.get_rng_state()
+        torch.save(state, folder / f"rng-{self.rank}.pt")
+
+    def load(self, folder: Path) -> None:
+        """Reads back what `save` wrote, at the same number of ranks and ZeRO stage; raises CheckpointError."""
+        import torch
+
+        own = folder / f"rng-{self.rank}.pt"
+        state = torch.load(own, weights_only=False) if own.is_file() else {"layout": "other ranks"}
+        if state["layout"] != self._layout():
+            raise CheckpointError(
+                f"{folder} was written with {state['layout']}, and this learner has {self._layout()}: resume with the "
+                "same learner.deepspeed.zero_stage and number of ranks"
+            )
+        _, client = self.engine.load_checkpoint(str(folder), tag=SHARDS, load_module_strict=False)
+        self.steps_done = int(client["steps_done"])
+        torch.set_rng_state(state["cpu"])
+        random.setstate(state["python"])
+        if self.device != "cpu" and "cuda" in state:
+            torch.cuda.set_rng_state(state["cuda"])
+
     def close(self) -> None:
         """Frees the engine; the process group stays open for a next one."""
         self.engine.destroy()
+
+    def _layout(self) -> str:
+        return f"ZeRO {self.engine.zero_optimization_stage()} on {self.world} ranks"
+
+    def _norm_without_zero(self) -> float | None:
+        """Norm of the gradients that backward has just averaged; None under ZeRO, which computes it in its step."""
+        import torch
+
+        if self.engine.zero_optimization_stage() > 0:
+            return None
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
     def _most_over_ranks(self, count: int) -> int:
         import torch
@@ -199,7 +257,3 @@ def _deepspeed_engine(
 
 def _anchor_batch() -> TokenBatch:
     return pad([TokenSequence((0,), (0,))], multiple=1)
-
-
-def _as_float(value: Any) -> float:
-    return 0.0 if value is None else float(value)

@@ -6,7 +6,9 @@ function of base and adapter alone, whatever was merged before.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +24,7 @@ from tasks.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_DECODER_LAYER = re.compile(r".*?\.layers\.\d+\.")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -153,22 +156,32 @@ def save_adapter(model: Any, folder: Path, *, base_name: str) -> Path:
 def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Every weight under its Hugging Face name, LoRA deltas added in fp32 and cast once.
 
-    Yields new tensors for merged layers and the live ones for the rest: copy before the next optimizer step.
+    Yields new tensors for merged layers and the live ones for the rest: copy before the next optimizer step. Weights
+    that ZeRO-3 has sharded are gathered one decoder layer at a time, on all ranks together, and yielded as copies.
     """
-    from peft.tuners.lora import LoraLayer
-
-    if not hasattr(model, "get_base_model"):
-        yield from model.named_parameters()
-        return
-    causal = model.get_base_model()
-    layers = {name: module for name, module in causal.named_modules() if isinstance(module, LoraLayer)}
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    lora = {name: module for name, module in causal.named_modules() if hasattr(module, "lora_A")}
+    groups: dict[str, list[tuple[str, Any]]] = {}
     for name, parameter in causal.named_parameters():
-        owner, _, leaf = name.rpartition(".")
-        if ".lora_" in name:
-            continue
-        layer = layers.get(owner.removesuffix(".base_layer")) if owner.endswith(".base_layer") else None
-        plain = name.replace(".base_layer.", ".")
-        yield plain, parameter if layer is None or leaf != "weight" else merged_layer(layer)
+        layer = _DECODER_LAYER.match(name)
+        groups.setdefault(layer[0] if layer else name, []).append((name, parameter))
+    for members in groups.values():
+        sharded = any(hasattr(parameter, "ds_id") for _, parameter in members)
+        with _gathered([parameter for _, parameter in members]) if sharded else nullcontext():
+            for name, parameter in members:
+                if ".lora_" in name:
+                    continue
+                owner, _, leaf = name.rpartition(".")
+                layer = lora.get(owner.removesuffix(".base_layer")) if leaf == "weight" else None
+                weight = parameter if layer is None else merged_layer(layer)
+                yield name.replace(".base_layer.", "."), weight.detach().clone() if sharded else weight
+
+
+def _gathered(parameters: list[Any]) -> AbstractContextManager[None]:
+    from deepspeed import zero
+
+    context: AbstractContextManager[None] = zero.GatheredParameters(parameters)
+    return context
 
 
 def merged_layer(layer: Any) -> Tensor:

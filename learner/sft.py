@@ -44,11 +44,10 @@ class SftReport:
 
 def run_sft(config: LearnerConfig, out_dir: Path) -> SftReport:
     """Builds the data, trains, writes `out_dir`: `sft.jsonl` (loss curve), `adapter/` or `model/`, `report.json`."""
-    from rollout.tokenizer import ChatTokenizer
-
     from learner.device import resolve_device
     from learner.engine import PolicyTrainer
     from learner.policy import load_policy, save_policy
+    from rollout.tokenizer import ChatTokenizer
 
     device = resolve_device(config.device)
     tokenizer = ChatTokenizer.load(Path(config.policy.model))

@@ -64,11 +64,10 @@ def default_source(
     tokenizer: Any, config: SftDataConfig, *, max_prompt_tokens: int, max_completion_tokens: int
 ) -> PairSource:
     """Tasks and seeds of the procedural suite, prompts and completions as rollout writes them (compact template)."""
-    from rollout.config import PromptConfig, RolloutConfig
-    from tasks.splits import split_of
-
     from rollout import PromptTooLong, build_prompt, render_completion
+    from rollout.config import PromptConfig, RolloutConfig
     from tasks import procedural
+    from tasks.splits import split_of
 
     def prompt(task: Task, exemplars: Sequence[Exemplar], style: str) -> Prompt:
         settings = PromptConfig.model_validate(

@@ -1,0 +1,106 @@
+"""What becomes of a scored group: each leaves exactly once, with its ledger word.
+
+Pure. Invariants: the words are checked in the order stale, below quorum, zero variance, so that a group has one reason;
+only scored samples have a reward, and only they count for the quorum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from learner.config import GrpoConfig, RewardConfig
+from learner.errors import GroupLeftTwice
+from learner.reward import reward_of
+from tasks.records import PolicyVersion, ScoredGroup, ScoredSample
+
+Fate = Literal["trained", "stale", "below_quorum", "zero_variance"]
+
+MIN_QUORUM = 2
+"""One sample alone has no baseline."""
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The learner's own history: where each of its epochs began.
+
+    A restart goes back to a checkpoint, so versions of an earlier epoch beyond that step are on a branch that was lost.
+    """
+
+    version: PolicyVersion
+    starts: Mapping[int, int]
+    """Step at which each epoch of this lineage began."""
+
+    def distance(self, version: PolicyVersion) -> int:
+        """Optimizer steps between a sampler's version and the present one, through the point where they parted."""
+        later = [start for epoch, start in self.starts.items() if epoch > version.epoch]
+        parted = min([version.step, self.version.step, *later])
+        return (version.step - parted) + (self.version.step - parted)
+
+
+@dataclass(frozen=True)
+class JudgedGroup:
+    """A group with its rewards (None: left out) and its word; `trained` here means fit to be trained on."""
+
+    group: ScoredGroup
+    rewards: tuple[float | None, ...]
+    fate: Fate
+    staleness: int
+
+    def scored(self) -> list[tuple[ScoredSample, float]]:
+        """The samples that have a reward, with it."""
+        pairs = zip(self.group.samples, self.rewards, strict=True)
+        return [(sample, reward) for sample, reward in pairs if reward is not None]
+
+
+def judge_group(group: ScoredGroup, lineage: Lineage, reward: RewardConfig, config: GrpoConfig) -> JudgedGroup:
+    """The group's rewards and its word, at the learner's present version."""
+    rewards = tuple(reward_of(sample, reward) for sample in group.samples)
+    known = [value for value in rewards if value is not None]
+    staleness = max(
+        (
+            lineage.distance(version)
+            for sample, value in zip(group.samples, rewards, strict=True) if value is not None
+            for version in sample.sample.policy_versions
+        ),
+        default=0,
+    )  # fmt: skip
+    fate: Fate = "trained"
+    if staleness > config.max_staleness:
+        fate = "stale"
+    elif len(known) < quorum(len(group.samples)):
+        fate = "below_quorum"
+    elif max(known) - min(known) <= config.zero_variance_below:
+        fate = "zero_variance"
+    return JudgedGroup(group, rewards, fate, staleness)
+
+
+def quorum(size: int) -> int:
+    """Scored samples that a group of `size` needs: at least half, and two."""
+    return max(MIN_QUORUM, -(-size // 2))
+
+
+class Fates:
+    """The words of all groups that left this lineage; each group once."""
+
+    def __init__(self, fates: Mapping[str, Fate] | None = None) -> None:
+        self._fates: dict[str, Fate] = dict(fates or {})
+
+    def leave(self, group_id: str, fate: Fate) -> None:
+        """Records that a group left; raises GroupLeftTwice when it had left before."""
+        if group_id in self._fates:
+            raise GroupLeftTwice(f"group {group_id} left as {fate} after it had left as {self._fates[group_id]}")
+        self._fates[group_id] = fate
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._fates
+
+    def as_dict(self) -> dict[str, Fate]:
+        """A copy: group id to word."""
+        return dict(self._fates)
+
+    def counts(self) -> dict[str, int]:
+        """Groups by word."""
+        words: Sequence[Fate] = ("trained", "stale", "below_quorum", "zero_variance")
+        return {word: sum(fate == word for fate in self._fates.values()) for word in words}
