@@ -146,9 +146,9 @@ class SteppedEngine(Engine):
             for request in requests
             for index in request.indices
         }
-        await self._command(lambda: self._pending.extend(jobs.items()))
         left = len(jobs)
         try:
+            await self._command(lambda: self._pending.extend(jobs.items()))
             while left:
                 message = await self._next(arrived)
                 if isinstance(message, EngineDied):
