@@ -1,182 +1,131 @@
-"""The bench: one candidate's worker beside the warm reference, and what the judge may do with the two.
+"""The bench: the two sides of one evaluation, the arenas between them, and the server that feeds and compares.
 
-Invariants: at any time at most one of them runs; every call of the candidate gets inputs drawn from a secret seed, and
-every result is compared before the next inputs are drawn; the worker sees expendable copies; what the worker says is
-parsed by a closed schema before anything else looks at it.
+Invariants: at any time at most one of the three processes runs; every call gets inputs drawn from a secret seed, and every
+result is compared before the next inputs are drawn; the candidate sees expendable copies.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from evaluator.judgement.facts import CallResult, DrawKind
 from evaluator.observed import Observed
+from evaluator.sides import Side
 from evaluator.timing.clock import ArmTurn
-from evaluator.timing.turns import Arm, ArmFault
-from evaluator.worker import schema, wire
-from tasks.records.evaluation import Step
+from evaluator.worker import schema
 
 if TYPE_CHECKING:
     from evaluator.session import WarmReference
 
-
-class Ended(Exception):
-    """The evaluation of this candidate is over: the facts say why."""
+Style = Literal["near", "unit", "exact"]
+"""How parameters are drawn: see `evaluator.reference.parameters`."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How the inputs of one call are made; `sparse` replaces a few elements by those of another draw."""
+    """How the inputs of one call are made.
+
+    `sparse` replaces a few elements by those of another draw, `mixed` mixes base draws (timed calls), `poison` puts NaN
+    into them.
+    """
 
     seed: int
     kind: DrawKind = "as_given"
     sparse: int | None = None
+    mixed: bool = False
+    poison: bool = False
 
     @classmethod
     def fresh(cls, rng: random.Random, kind: DrawKind = "as_given") -> Draw:
         """A draw from a new secret seed."""
         return cls(rng.getrandbits(48), kind)
 
-    def to_wire(self) -> dict[str, Any]:
-        return {"seed": self.seed, "kind": self.kind, "sparse": self.sparse}
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Inputs that lie ready in the arenas: the request's `calls`, and how they were drawn."""
-
-    draws: tuple[Draw, ...]
-    wired: list[dict[str, Any]]
-
 
 class Bench:
-    """Two arms, the arenas between them, and the facts that come of it.
+    """Two sides on one task. `rng` makes every secret of the evaluation."""
 
-    `rng` makes every secret of the evaluation; `ends_at_s` is the candidate's deadline on the monotonic clock.
-    """
-
-    def __init__(
-        self,
-        reference: WarmReference,
-        worker: Arm,
-        observed: Observed,
-        rng: random.Random,
-        ends_at_s: float,
-        call_s: float,
-    ) -> None:
-        self.reference = reference
-        self.worker = worker
+    def __init__(self, server: WarmReference, sides: tuple[Side, Side], observed: Observed, rng: random.Random) -> None:
+        self.server = server
+        self.reference, self.candidate = sides
         self.observed = observed
+        self.rng = rng
         self.reloaded = False
-        self.step: Step = "load"
         self.each = False
         """Deliver each result before the next call: for rules under which results die there."""
-        self.rng = rng
-        self.ends_at_s = ends_at_s
-        self._call_s = call_s
+        self.random_parameters = True
+        """Whether the rules treat parameters as inputs."""
         self._loads = 0
-        self.slots = 0
-
-    def ask(
-        self, request: dict[str, Any], expected: type[schema.Answer], timeout_s: float, descriptors: Sequence[int] = ()
-    ) -> tuple[Any, int]:
-        """One turn of the worker; returns the parsed answer and the span in ns.
-
-        Raises Ended, with the reason in the observed facts, when the worker fails in any way.
-        """
-        left_s = self.ends_at_s - time.monotonic()
-        served_s = self.worker.served_s
-        try:
-            turn = self.worker.take(request, max(0.0, min(timeout_s, left_s)), descriptors)
-            answer = schema.parse(turn.answer, expected)
-        except wire.WireForged as error:
-            self.observed.channel_error = str(error)
-            raise Ended from error
-        except ArmFault as fault:
-            self._note(fault)
-            raise Ended from fault
-        finally:
-            self.ends_at_s += self.worker.served_s - served_s
-        if isinstance(answer, schema.Failed):
-            self.observed.failed(answer, self.step)
-            raise Ended
-        return answer, turn.span_ns
-
-    def _note(self, fault: ArmFault) -> None:
-        if fault.kind == "forged":
-            self.observed.channel_error = str(fault)
-        else:
-            self.observed.end(fault.kind, self.step, str(fault))
-
-    def place(self, slots: int) -> dict[str, Any]:
-        """Fresh arenas for `slots` calls on both sides; returns the server's answer."""
-        placed = self.reference.ask({"op": "place", "slots": slots, "seed": self.rng.getrandbits(64)})
-        try:
-            self.ask({"op": "map"}, schema.Mapped, 10.0, placed.descriptors)
-        finally:
-            for number in placed.descriptors:
-                os.close(number)
-        self.slots = slots
-        return dict(placed.answer)
-
-    def load_parameters(self, seed: int | None) -> None:
-        """The same parameters on both sides: new random ones from `seed`, or those as constructed for None."""
-        taken = self.reference.ask({"op": "parameters", "seed": seed})
-        answer, _ = self.ask({"op": "parameters", "entries": taken.answer["entries"]}, schema.Took, self._call_s)
-        self.observed.parameter_mismatch = tuple([*answer.missing, *answer.unexpected][:20])
-        self._loads += 1
-        self.reloaded = self._loads > 1
-
-    def draw(self, draws: Sequence[Draw]) -> Calls:
-        """Fresh inputs in the first slots of both sides; output slots are poisoned."""
-        drawn = self.reference.ask({"op": "draw", "draws": [draw.to_wire() for draw in draws]})
-        return Calls(tuple(draws), drawn.answer["calls"])
-
-    def reference_turn(self) -> ArmTurn:
-        """One burst of the reference on the inputs drawn last."""
-        turn = self.reference.ask({"op": "run"})
-        self.observed.reference_ran(turn.answer)
-        return ArmTurn(tuple(turn.answer["stamps"]), turn.span_ns)
-
-    def candidate_turn(self, calls: Calls, *, hold: bool = False, timeout_s: float | None = None) -> tuple[ArmTurn, Any]:
-        """One burst of the candidate; returns the turn and its parsed answer."""
-        request = {"op": "run", "calls": calls.wired, "hold": hold, "each": self.each}
-        answer, span_ns = self.ask(request, schema.Ran, timeout_s or self.burst_s(len(calls.draws)))
-        if len(answer.results) != len(calls.draws) or len(answer.stamps) != len(calls.draws) + 1:
-            self.observed.channel_error = "an answer for another number of calls"
-            raise Ended
-        return ArmTurn(tuple(answer.stamps), span_ns), answer
+        self._draws: tuple[Draw, ...] = ()
+        self._expected: list[schema.Result] = []
 
     def secret(self) -> int:
         """A new secret seed."""
         return self.rng.getrandbits(48)
 
-    def burst_s(self, calls: int) -> float:
-        """Deadline of a burst: one call's limit, and for the other calls what they took before, doubled."""
-        return self._call_s + min((calls - 1) * self._call_s, 2.0 * calls * self.observed.candidate_call_s)
+    def place(self, slots: int) -> list[Any]:
+        """Fresh arenas for `slots` calls on both sides; returns the specs of the constructors' tensors."""
+        placed = self.server.ask({"op": "place", "slots": slots, "seed": self.rng.getrandbits(64)})
+        try:
+            self.candidate.map(placed.descriptors[:3])
+            self.reference.map(placed.descriptors[3:])
+        finally:
+            for number in placed.descriptors:
+                os.close(number)
+        return list(placed.answer["specs"])
 
-    def compare(self, calls: Calls, answer: Any) -> list[CallResult | None]:
-        """Judges the results that lie in the output arena; None for a call whose shapes already differ."""
-        results = [result.model_dump() for result in answer.results]
-        request = {"op": "compare", "results": results, "step": self.step, "reloaded": self.reloaded}
-        verdict = self.reference.ask(request).answer
+    def load_parameters(self, seed: int | None, style: Style = "near") -> None:
+        """The same parameters on both sides: new random ones from `seed`, or those as constructed for None."""
+        entries = self.server.ask({"op": "parameters", "seed": seed, "style": style}).answer["entries"]
+        self.reference.parameters(entries)
+        self.observed.parameter_mismatch = tuple(self.candidate.parameters(entries)[:20])
+        self._loads += 1
+        self.reloaded = self._loads > 1
+
+    def draw(self, draws: Sequence[Draw]) -> list[dict[str, Any]]:
+        """Fresh inputs in the first slots of both sides; output slots are poisoned."""
+        self._draws = tuple(draws)
+        drawn = self.server.ask({"op": "draw", "draws": [asdict(draw) for draw in draws]})
+        return list(drawn.answer["calls"])
+
+    def run_reference(self, calls: list[dict[str, Any]]) -> ArmTurn:
+        """One burst of the reference on the inputs drawn last."""
+        turn, self._expected = self.reference.run(calls)
+        self.observed.reference_ran(self._expected)
+        return turn
+
+    def compare(self, results: list[schema.Result]) -> list[CallResult | None]:
+        """Judges the candidate's results of the inputs drawn last; None for a call whose shapes already differ."""
+        request = {
+            "op": "compare", "results": [result.model_dump() for result in results],
+            "expected": [result.model_dump() for result in self._expected], "step": self.observed.step,
+            "reloaded": self.reloaded,
+        }  # fmt: skip
+        verdict = self.server.ask(request).answer
         compared = [CallResult.model_validate(call) if call else None for call in verdict["calls"]]
-        self.observed.compared(compared, answer.results, verdict)
+        self.observed.compared(compared, results, verdict)
         return compared
 
+    def relate(self, results: list[schema.Result]) -> tuple[bool, bool]:
+        """Whether the candidate's, and the reference's, results of the last two calls are equal bit for bit."""
+        request = {
+            "op": "relate", "leaves": [leaf.model_dump() for leaf in results[0].leaves],
+            "expected": [leaf.model_dump() for leaf in self._expected[0].leaves],
+        }  # fmt: skip
+        related = self.server.ask(request).answer
+        return bool(related["candidate"]), bool(related["reference"])
+
     def pair(self, draws: Sequence[Draw], *, reference_first: bool, hold: bool = False) -> tuple[ArmTurn, ArmTurn]:
-        """One turn of each arm on the same inputs, in the given order, with every call compared."""
+        """One turn of each side on the same inputs, in the given order, with every call compared."""
         calls = self.draw(draws)
         if reference_first:
-            reference = self.reference_turn()
-        candidate, answer = self.candidate_turn(calls, hold=hold)
+            reference = self.run_reference(calls)
+        candidate, results = self.candidate.run(calls, hold=hold, each=self.each)
         if not reference_first:
-            reference = self.reference_turn()
-        self.compare(calls, answer)
-        self.observed.memory(self.worker.watch(), len(draws))
+            reference = self.run_reference(calls)
+        self.compare(results)
+        self.observed.memory(self.candidate.arm.watch(), len(draws))
         return reference, candidate

@@ -7,10 +7,11 @@ fail there; nothing in a check's request tells it from a timed turn's.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from evaluator.bench import Bench, Draw
-from evaluator.judgement.facts import Determinism, GlobalState, Pending
+from evaluator.judgement.facts import Degenerate, Determinism, Pending
 from evaluator.worker import schema
 
 if TYPE_CHECKING:
@@ -22,23 +23,54 @@ _TRACED_CALLS = 2
 
 def check(bench: Bench, gate: Gate, draws: int) -> None:
     """Fresh inputs, changed parameters, inputs beyond `get_inputs`, sparse changes and repetitions."""
-    loaded = bench.observed.parameters == "loaded"
-    kinds = [kind for kind in bench.reference.opened["kinds"] if kind != "as_given"]
-    _burst(bench, gate, [Draw.fresh(bench.rng), Draw.fresh(bench.rng)], hold=True)
+    rng, opened = bench.rng, bench.server.opened
+    loaded = bench.observed.parameters == "loaded" and bench.random_parameters
+    kinds = [kind for kind in opened["kinds"] if kind not in ("as_given", "exact")]
+    _burst(bench, gate, [Draw.fresh(rng), Draw.fresh(rng)])
+    if opened["degenerate"]:
+        _constant(bench, gate)
+    if loaded:
+        bench.load_parameters(bench.secret(), "unit")
+    first = Draw.fresh(rng)
+    _burst(bench, gate, [first, Draw.fresh(rng)])
+    for index in range(0, len(kinds), 2):
+        _burst(bench, gate, [Draw.fresh(rng, kind) for kind in kinds[index : index + 2]])
+    _burst(bench, gate, [first, Draw(first.seed, sparse=bench.secret())])
+    bench.observed.determinism = Determinism(reference_repeats=opened["repeats"], repeats=1)
+    if "exact" in opened["kinds"] and bench.random_parameters:
+        _exact(bench, gate, loaded)
+    elif loaded:
+        bench.load_parameters(bench.secret())
+    for _ in range(max(0, draws - 6)):
+        _burst(bench, gate, [Draw.fresh(rng)], hold=False)
+
+
+def _exact(bench: Bench, gate: Gate, loaded: bool) -> None:
+    """Small integers, on which a linear task makes no rounding error whatever the order of its sums."""
+    if loaded:
+        bench.load_parameters(bench.secret(), "exact")
+    _burst(bench, gate, [Draw.fresh(bench.rng, "exact")])
     if loaded:
         bench.load_parameters(bench.secret())
-    first = Draw.fresh(bench.rng)
-    _burst(bench, gate, [first, Draw.fresh(bench.rng)], hold=True)
-    for index in range(0, len(kinds), 2):
-        _burst(bench, gate, [Draw.fresh(bench.rng, kind) for kind in kinds[index : index + 2]], hold=True)
-    repeated = [first, Draw(first.seed, first.kind, sparse=bench.secret())]
-    _burst(bench, gate, repeated, hold=True)
-    bench.observed.determinism = Determinism(repeats=1)
-    for _ in range(max(0, draws - 5)):
-        _burst(bench, gate, [Draw.fresh(bench.rng)], hold=False)
 
 
-def _burst(bench: Bench, gate: Gate, draws: list[Draw], *, hold: bool) -> None:
+def _constant(bench: Bench, gate: Gate) -> None:
+    """On a task whose output hardly depends on its input: does the candidate look at its input at all?"""
+    seen = Degenerate(task=True)
+    bench.observed.degenerate = seen.model_copy(update={"adversaries": tuple(bench.server.opened["passed"])})
+    one = Draw.fresh(bench.rng)
+    for second, key in ((Draw.fresh(bench.rng), "output_repeats"), (replace(one, poison=True), "ignores_poison")):
+        calls = bench.draw([one, second])
+        bench.run_reference(calls)
+        _, results = bench.candidate.run(calls)
+        candidate, reference = bench.relate(results)
+        if candidate and not reference:
+            bench.observed.degenerate = bench.observed.degenerate.model_copy(update={key: True})
+    bench.observed.news()
+    gate.pass_or_end()
+
+
+def _burst(bench: Bench, gate: Gate, draws: list[Draw], *, hold: bool = True) -> None:
     bench.pair(draws, reference_first=bench.rng.random() < 0.5, hold=hold and not bench.each)
     gate.pass_or_end()
 
@@ -47,37 +79,28 @@ def probe(bench: Bench, gate: Gate) -> None:
     """An idle window after a call, calls under a tracer, and what changed in the worker's process."""
     _idle(bench, gate)
     calls = bench.draw([Draw.fresh(bench.rng) for _ in range(_TRACED_CALLS)])
-    request = {"op": "trace", "calls": calls.wired}
-    traced, _ = bench.ask(request, schema.Traced, bench.burst_s(20 * _TRACED_CALLS))
-    inspected, _ = bench.ask({"op": "inspect"}, schema.Inspected, 10.0)
-    observed = bench.observed
-    observed.own_work = observed.own_work.model_copy(
-        update={
-            "calls_traced": traced.calls_traced,
-            "calls_with_swallowed": traced.calls_with_swallowed,
-            "swallowed": tuple(traced.swallowed),
-            "compilers": tuple(inspected.compilers),
-        }
-    )
-    observed.compile = observed.compile.model_copy(update={"routes": tuple(inspected.programs)})
-    observed.global_state = GlobalState(replaced=tuple(inspected.replaced), settings=tuple(inspected.settings))
+    side = bench.candidate
+    traced, _ = side.ask({"op": "trace", "calls": calls}, schema.Traced, side.burst_s(20 * _TRACED_CALLS))
+    bench.observed.traced(traced)
+    bench.observed.inspected(side.inspect())
     gate.pass_or_end()
 
 
 def _idle(bench: Bench, gate: Gate) -> None:
     """Lets the worker go on for a moment after a call: neither its result nor its processors may move."""
     calls = bench.draw([Draw.fresh(bench.rng)])
-    bench.reference_turn()
-    _, answer = bench.candidate_turn(calls, hold=True)
-    bench.compare(calls, answer)
-    child = bench.worker.child
-    before_ns = child.cpu_ns()
+    bench.run_reference(calls)
+    _, results = bench.candidate.run(calls, hold=True)
+    bench.compare(results)
+    child = bench.candidate.arm.child
+    before_ns, _ = child.cpu_ns()
     child.resume()
     time.sleep(IDLE_S)
     child.stop()
-    busy_ms = (child.cpu_ns() - before_ns) / 1e6
-    bench.ask({"op": "redeliver"}, schema.Redelivered, 10.0)
-    late = bench.reference.ask({"op": "late"}).answer["writes"]
+    busy_ms = (child.cpu_ns()[0] - before_ns) / 1e6
+    bench.candidate.ask({"op": "redeliver"}, schema.Redelivered, 10.0)
+    late = bench.server.ask({"op": "late"}).answer["writes"]
     pending = Pending(late_writes=int(late), idle_ms=1e3 * IDLE_S, busy_ms=busy_ms, processes=child.descendants())
     bench.observed.pending = pending
+    bench.observed.news()
     gate.pass_or_end()

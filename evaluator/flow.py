@@ -1,7 +1,7 @@
 """One evaluation: screen, compile, load, check, probe, time, confirm; then the verdict.
 
-Invariants: facts first, the verdict last and only from facts; the first proven fault ends the evaluation; the worker is
-gone when `run` returns; what goes wrong while a worker lives is the candidate's doing unless it goes wrong without it.
+Invariants: facts first, the verdict last and only from facts; the first proven fault ends the evaluation; both workers are
+gone when `run` returns; what goes wrong while a candidate lives is its doing unless it goes wrong without it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from evaluator import checking, loading, measuring
-from evaluator.bench import Bench, Ended
+from evaluator.bench import Bench
 from evaluator.compile import BuildDesk
+from evaluator.device import DeviceBusy
 from evaluator.judgement import Rules, first_fault, judge
 from evaluator.judgement.defences import ALL_DEFENCES
 from evaluator.judgement.facts import CompileFacts, Infrastructure
 from evaluator.observed import Observed
+from evaluator.screen import screen
+from evaluator.sides import Ended, ReferenceFailed, Side, Which
 from evaluator.timing.clock import slots_for
-from evaluator.timing.turns import Arm, ArmFault
 from evaluator.worker.process import ProcessLost
 from tasks.records import Candidate, Evaluation, Task
 from tasks.records.evaluation import Step, UnscoredReason
 
 if TYPE_CHECKING:
     from evaluator.session import Evaluator
-
-
-class ReferenceFailed(RuntimeError):
-    """The reference cannot be run; the text says why."""
 
 
 class Gate:
@@ -67,8 +65,8 @@ class Flow:
         self._observed = Observed()
         self._gate = Gate(self._observed, self._rules)
         self._seconds: dict[str, float] = {}
-        self._layers: list[str] = []
-        self._worker: Arm | None = None
+        self._sides: list[Side] = []
+        self._waited_s = 0.0
         self._desk = BuildDesk(evaluator.compile_pool)
         self._seed = secrets.token_bytes(16) if seed is None else seed
 
@@ -82,11 +80,12 @@ class Flow:
             self._blame_reference(str(error))
         except loading.SandboxUnavailable as error:
             self._give_up("sandbox_unavailable", str(error))
+        except DeviceBusy as error:
+            self._give_up("evaluator_lost", str(error))
         except ProcessLost as error:
             self._blame_processes(str(error))
         finally:
-            if self._worker is not None:
-                self._worker.child.kill()
+            self._end_sides()
         self._note_builds()
         return self._evaluation()
 
@@ -104,84 +103,127 @@ class Flow:
             self._seconds["compile"] = sum(result.seconds for result in self._desk.results)
 
     def _steps(self) -> None:
-        evaluator, observed, config = self._evaluator, self._observed, self._config
         with self._step("screen"):
-            reference = evaluator.reference(self._task)
-        observed.growth = observed.growth.model_copy(update={"bytes_per_call": reference.opened["bytes_per_call"]})
-        slots = slots_for(reference.opened["bytes_per_call"], reference.opened["leaves"], loading.free_bytes(evaluator.device))
+            self._observed.screen = screen(self._candidate, self._task)
+            self._observed.news()
+            self._gate.pass_or_end()
+        with self._timed("admit"):
+            server = self._evaluator.reference(self._task)
+        opened = server.opened
+        self._observed.bytes_per_call(opened["bytes_per_call"])
+        slots = slots_for(opened["bytes_per_call"], opened["leaves"], loading.free_bytes())
         if not slots:
-            self._give_up("too_large", f"two calls need {6 * reference.opened['bytes_per_call'] >> 20} MiB of free memory")
+            needed = 6 * opened["bytes_per_call"] >> 20
+            self._give_up("too_large", f"two calls take {needed} MiB in all, of {loading.free_bytes() >> 20} MiB free")
             raise Ended
         with self._step("load"):
-            reference.ask({"op": "forget"})
-            self._worker, self._layers = loading.spawn(evaluator, self._desk)
-            ends_at_s = time.monotonic() + config.deadlines.candidate_s
-            rng = random.Random(self._seed)
-            bench = Bench(reference, self._worker, observed, rng, ends_at_s, config.deadlines.call_s)
-            bench.each = self._rules.output_lifetime == "next_call"
-            source = evaluator.text_descriptor(self._candidate.source)
-            try:
-                loading.load(bench, observed, source, config)
-            finally:
-                os.close(source)
-            if observed.parameters == "loaded":
-                bench.load_parameters(bench.secret() if self._rules.weights == "loaded" else None)
-            self._seconds["warm"] = loading.warm(bench, config)
-            self._desk.open = False
-            if observed.parameters == "loaded":
-                bench.load_parameters(bench.secret() if self._rules.weights == "loaded" else None)
-        with self._step("check", bench):
-            checking.check(bench, self._gate, config.check_draws)
-        with self._step("probe", bench):
+            bench = self._bench()
+            self._load(bench)
+        self._gate.pass_or_end()
+        with self._step("check"):
+            checking.check(bench, self._gate, self._config.check_draws)
+        with self._step("probe"):
             checking.probe(bench, self._gate)
-        with self._step("time", bench), evaluator.lock.held(config.lock_timeout_s) as waited_s:
-            bench.ends_at_s += waited_s
-            result = measuring.measure(bench, self._gate, evaluator.device, config, slots)
-            observed.measurement = result.measurement
-            observed.span_limited, observed.unstable = result.span_limited, result.unstable
-            observed.news()
-            self._gate.pass_or_end()
-        if self._confirm or result.measurement.speedup > config.timing.confirm_above:
-            with self._step("confirm", bench), evaluator.lock.held(config.lock_timeout_s) as waited_s:
-                bench.ends_at_s += waited_s + config.timing.cap_s
-                measuring.confirm(bench, self._gate, evaluator.device, config, slots)
+        with self._step("time"), self._exclusive(bench):
+            measuring.measure(bench, self._gate, self._evaluator.device, self._config, slots)
+        speedup = self._observed.measured_speedup()
+        if self._confirm or speedup > self._config.timing.confirm_above:
+            with self._step("confirm"), self._exclusive(bench):
+                bench.candidate.ends_at_s += 2 * self._config.timing.cap_s
+                measuring.confirm(bench, self._gate, self._evaluator.device, self._config, slots)
+
+    def _bench(self) -> Bench:
+        """Forks both sides and puts the server between them."""
+        server = self._evaluator.reference(self._task)
+        server.ask({"op": "forget"})
+        names: tuple[Which, Which] = ("reference", "candidate")
+        for which in names:
+            desk = self._desk if which == "candidate" else BuildDesk(self._evaluator.compile_pool)
+            arm, layers = loading.spawn(self._evaluator, desk)
+            self._sides.append(Side(which, arm, layers, self._observed, self._config.deadlines.call_s))
+        self._sides[1].ends_at_s = time.monotonic() + self._config.deadlines.candidate_s
+        bench = Bench(server, (self._sides[0], self._sides[1]), self._observed, random.Random(self._seed))
+        bench.random_parameters = self._rules.weights == "loaded"
+        bench.each = self._rules.output_lifetime == "next_call"
+        return bench
+
+    def _load(self, bench: Bench) -> None:
+        sources = {
+            "reference": self._evaluator.text_descriptor(self._task.source),
+            "candidate": self._evaluator.text_descriptor(self._candidate.source),
+        }
+        try:
+            loading.load(bench, sources, self._config)
+        finally:
+            for number in sources.values():
+                os.close(number)
+        loaded = self._observed.parameters == "loaded"
+        if loaded:
+            bench.load_parameters(bench.secret() if bench.random_parameters else None)
+        self._seconds["warm"] = loading.warm(bench, self._config)
+        self._desk.open = False
+        if loaded:
+            bench.load_parameters(bench.secret() if bench.random_parameters else None)
 
     @contextmanager
-    def _step(self, name: Step, bench: Bench | None = None) -> Iterator[None]:
+    def _exclusive(self, bench: Bench) -> Iterator[None]:
+        """Holds the device and, where permitted, puts arms and server before everybody else on their cores."""
+        children = [bench.server.arm.child, *(side.arm.child for side in self._sides)]
+        with self._evaluator.lock.held(self._config.lock_timeout_s) as waited_s:
+            self._sides[1].ends_at_s += waited_s
+            self._waited_s += waited_s
+            for child in children:
+                child.prefer(True)
+            try:
+                yield
+            finally:
+                for child in children:
+                    child.prefer(False)
+
+    @contextmanager
+    def _step(self, name: Step) -> Iterator[None]:
         self._observed.step = name
-        if bench is not None:
-            bench.step = name
-        begin = time.monotonic()
+        with self._timed(name):
+            yield
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Counts the step's seconds, the wait for the device not among them."""
+        begin, waited_s = time.monotonic(), self._waited_s
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begin
+            spent = time.monotonic() - begin - (self._waited_s - waited_s)
+            self._seconds[name] = self._seconds.get(name, 0.0) + spent
+
+    def _end_sides(self) -> None:
+        for side in self._sides:
+            side.arm.child.kill()
 
     def _give_up(self, reason: UnscoredReason, detail: str) -> None:
         self._observed.infrastructure = Infrastructure(reason=reason, step=self._observed.step, detail=detail)
 
     def _blame_reference(self, text: str) -> None:
-        """A reference that fails beside a worker and passes without it was harmed by that worker."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.child.kill()
+        """A reference that fails beside a candidate and passes without it was harmed by that candidate."""
+        beside = bool(self._sides)
+        self._end_sides()
         self._evaluator.drop_reference()
         try:
-            self._evaluator.reference(self._task)
-        except (ReferenceFailed, ProcessLost, ArmFault):
+            loading.try_reference(self._evaluator, self._task)
+        except (Ended, ReferenceFailed, ProcessLost, loading.SandboxUnavailable):
             self._give_up("reference_failed", text)
             return
-        if worker is None:
-            self._give_up("reference_failed", text)
+        if beside:
+            self._observed.end("reference_failed_beside", text)
         else:
-            self._observed.end("reference_failed_beside", self._observed.step, text)
+            self._give_up("reference_failed", text)
 
     def _blame_processes(self, text: str) -> None:
-        """A zygote that died while its worker had the turn was killed by that worker."""
-        had_turn = self._worker is not None and not self._evaluator.zygote_alive()
+        """A zygote that died while its worker lived was killed by that worker."""
+        beside = bool(self._sides) and not self._evaluator.zygote_alive()
         self._evaluator.close_processes()
-        if had_turn:
-            self._observed.end("zygote_died", self._observed.step, text)
+        if beside:
+            self._observed.end("zygote_died", text)
         else:
             self._give_up("evaluator_lost", text)
 
@@ -189,13 +231,13 @@ class Flow:
         observed, task = self._observed, self._task
         facts = observed.facts()
         verdict = judge(facts, self._rules)
-        detail = {**verdict.detail, "seed": self._seed.hex()}
+        layers = self._sides[1].layers if len(self._sides) > 1 else ()
         return Evaluation(
             outcome=verdict.outcome, reason=verdict.reason, step=verdict.step, message=verdict.message,
-            labels=verdict.labels, measurement=verdict.measurement, detail=detail,
+            labels=verdict.labels, measurement=verdict.measurement, detail={**verdict.detail, "seed": self._seed.hex()},
             facts=facts.model_dump(mode="json", exclude_defaults=True), task_id=task.id, task_hash=task.content_hash,
             candidate_hash=self._candidate.content_hash, device_type=self._evaluator.device.type,
             precision=task.precision, protocol=self._config.protocol, rules=self._config.rules, defences=ALL_DEFENCES,
-            isolation=tuple(self._layers), seconds_by_step=self._seconds,
+            isolation=layers, seconds_by_step={name: round(value, 4) for name, value in self._seconds.items()},
             seed_commitment=hashlib.sha256(self._seed).hexdigest(),
         )  # fmt: skip

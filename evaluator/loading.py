@@ -1,17 +1,21 @@
-"""The step `load`: a worker from the zygote, the candidate's module and model in it, warmed up and sealed.
+"""The step `load`: two workers from the zygote, a model in each, warmed up and sealed.
 
-Invariants: the worker is confined before candidate code runs; candidate code sees no secret input before the seal; the
-first call has a deadline of its own, since it may tune itself.
+Invariants: a worker is confined before foreign code runs; candidate code sees no secret input before the seal; the first
+call has a deadline of its own, since it may tune itself.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import time
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from evaluator.bench import Bench, Draw, Ended
+from evaluator.bench import Bench, Draw
 from evaluator.compile import BuildDesk
+from evaluator.observed import Observed
+from evaluator.sides import Ended, Side
 from evaluator.timing.turns import Arm
 from evaluator.worker import schema, wire
 from evaluator.worker.process import Child
@@ -19,9 +23,8 @@ from evaluator.worker.sandbox import SandboxPlan
 
 if TYPE_CHECKING:
     from evaluator.config import EvaluatorConfig
-    from evaluator.device import Device
-    from evaluator.observed import Observed
     from evaluator.session import Evaluator
+    from tasks.records import Task
 
 _START_S = 10.0
 
@@ -31,18 +34,18 @@ class SandboxUnavailable(RuntimeError):
 
 
 def spawn(evaluator: Evaluator, desk: BuildDesk) -> tuple[Arm, list[str]]:
-    """A confined worker, stopped, and its layers. Raises SandboxUnavailable, ProcessLost.
+    """A confined worker on the arms' cores, stopped, and its layers. Raises SandboxUnavailable, ProcessLost.
 
     `desk` serves its builds.
     """
     config, device, tools = evaluator.config, evaluator.device, evaluator.toolchain()
     plan = SandboxPlan(
         layers=tuple(config.sandbox.layers), scratch_mib=config.sandbox.scratch_mib, devices=device.nodes,
-        fallback_scratch=evaluator.scratch(), read=tools.read, execute=tools.execute(device.type),
+        fallback_scratch=evaluator.scratch(), cores=device.arm_cores, read=tools.read,
+        execute=tools.execute(device.type),
     )  # fmt: skip
     child = evaluator.zygote().spawn_worker(plan)
     try:
-        os.sched_setaffinity(child.pid, set(device.arm_cores))
         layers = _layers(child)
         if not layers and not config.sandbox.allow_unsandboxed:
             raise SandboxUnavailable(
@@ -68,24 +71,24 @@ def _layers(child: Child) -> list[str]:
     return [str(layer) for layer in message["layers"]]
 
 
-def load(bench: Bench, observed: Observed, source: int, config: EvaluatorConfig) -> None:
-    """Loads the candidate's source (a descriptor) and constructs its model. Raises Ended."""
-    opened = bench.reference.opened
-    deadline = time.monotonic() + config.deadlines.load_s
-    answer, _ = bench.ask({"op": "load"}, schema.Loaded, config.deadlines.load_s, (source,))
-    if not answer.defined:
-        observed.end("contract", "load", "the source defines no class ModelNew")
-        raise Ended
-    placed = bench.place(2)
-    request = {
-        "op": "construct", "tree": opened["arguments"], "specs": placed["specs"], "seed": opened["construct_seed"],
-        "train": opened["train"], "dtype": opened["dtype"],
-    }  # fmt: skip
-    made, _ = bench.ask(request, schema.Constructed, max(0.1, deadline + bench.worker.served_s - time.monotonic()))
-    observed.parameters = _transfer(opened["state"], {name: [e.dtype, e.shape] for name, e in made.state.items()})
+def load(bench: Bench, sources: dict[str, int], config: EvaluatorConfig) -> None:
+    """Loads both sides' sources (descriptors) and constructs their models. Raises Ended, ReferenceFailed."""
+    opened, observed = bench.server.opened, bench.observed
+    for side in (bench.candidate, bench.reference):
+        deadline = time.monotonic() + config.deadlines.load_s
+        if not side.load(sources[side.which], config.deadlines.load_s):
+            observed.end("contract", "the source defines no class ModelNew")
+            raise Ended
+        side.load_ends_at_s = deadline
+    specs = bench.place(2)
+    for side in (bench.candidate, bench.reference):
+        state = side.construct(opened, specs, max(0.1, side.load_ends_at_s + side.arm.served_s - time.monotonic()))
+        if side.which == "candidate":
+            observed.parameters = _transfer(opened["state"], state)
+            observed.inspected(side.inspect())
 
 
-def _transfer(wanted: dict[str, list[object]], given: dict[str, list[object]]) -> str:
+def _transfer(wanted: dict[str, list[Any]], given: dict[str, list[Any]]) -> str:
     """How both arms get equal weights: `loaded` when every name of the reference fits, `seeded` when some do not."""
     if not wanted:
         return "none"
@@ -94,20 +97,42 @@ def _transfer(wanted: dict[str, list[object]], given: dict[str, list[object]]) -
 
 
 def warm(bench: Bench, config: EvaluatorConfig) -> float:
-    """First calls on throw-away inputs, then the seal; returns the seconds of the first call."""
+    """First calls on throw-away inputs, then the seal; returns the seconds of the candidate's first call."""
     calls = bench.draw([Draw.fresh(bench.rng)])
     begin = time.monotonic()
-    bench.candidate_turn(calls, timeout_s=config.deadlines.warm_s)
+    bench.candidate.run(calls, timeout_s=config.deadlines.warm_s)
     first_s = time.monotonic() - begin
-    turn, _ = bench.candidate_turn(bench.draw([Draw.fresh(bench.rng)]))
-    bench.observed.candidate_call_s = turn.span_ns / 1e9
-    bench.observed.processes_left(bench.worker.child.descendants())
-    bench.ask({"op": "seal", "filter": "seccomp" in config.sandbox.layers}, schema.Sealed, _START_S)
+    bench.run_reference(calls)
+    calls = bench.draw([Draw.fresh(bench.rng)])
+    bench.candidate.run(calls)
+    bench.run_reference(calls)
+    bench.observed.processes_left(bench.candidate.arm.child.descendants())
+    for side in (bench.candidate, bench.reference):
+        side.ask({"op": "seal", "filter": "seccomp" in config.sandbox.layers}, schema.Sealed, _START_S)
     return first_s
 
 
-def free_bytes(device: Device) -> int:
-    """Memory that is free on the device."""
+def try_reference(evaluator: Evaluator, task: Task) -> None:
+    """Runs the reference alone, in new processes. Raises ReferenceFailed and what starting them raises."""
+    server = evaluator.reference(task)
+    arm, layers = spawn(evaluator, BuildDesk(evaluator.compile_pool))
+    side = Side("reference", arm, layers, Observed(), evaluator.config.deadlines.call_s)
+    source = evaluator.text_descriptor(task.source)
+    placed = server.ask({"op": "place", "slots": 2, "seed": 0})
+    try:
+        side.load(source, evaluator.config.deadlines.load_s)
+        side.map(placed.descriptors[3:])
+        side.construct(server.opened, placed.answer["specs"], evaluator.config.deadlines.load_s)
+        drawn = server.ask({"op": "draw", "draws": [asdict(Draw.fresh(random.Random()))]})
+        side.run(drawn.answer["calls"])
+    finally:
+        arm.child.kill()
+        for number in (source, *placed.descriptors):
+            os.close(number)
+
+
+def free_bytes() -> int:
+    """Memory that is free on this machine."""
     with open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable:"):

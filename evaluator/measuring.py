@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from evaluator.bench import Bench, Draw, Ended
+from evaluator.bench import Bench, Draw
 from evaluator.judgement.facts import Confirmation
 from evaluator.timing import protocols
-from evaluator.timing.clock import calls_per_turn, pair_of
+from evaluator.timing.clock import Disturbances, calls_per_turn, pair_of
 from evaluator.timing.plans import Stop, TimingResult
 from evaluator.timing.statistics import timer_facts
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def settings(config: EvaluatorConfig, bench: Bench, slots: int, reload: bool) -> protocols.TimingSettings:
     """The protocol's numbers for this task and candidate."""
     timing = config.timing
-    call_ns = 1e9 * max(bench.observed.candidate_call_s, bench.reference.opened["call_ms"] / 1e3)
+    call_ns = 1e9 * max(bench.candidate.last_call_s, bench.reference.last_call_s)
     low, high = calls_per_turn(call_ns, slots)
     half_width = timing.reward_half_width if config.protocol == "reward" else timing.half_width
     return protocols.TimingSettings(
@@ -35,14 +35,24 @@ def settings(config: EvaluatorConfig, bench: Bench, slots: int, reload: bool) ->
     )  # fmt: skip
 
 
-def measure(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> TimingResult:
+def measure(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> None:
     """Runs the protocol to its end; leaves measurement and timer facts in the observed. Raises Ended."""
+    result = _run(bench, gate, device, config, slots)
+    observed = bench.observed
+    observed.measurement = result.measurement
+    observed.span_limited, observed.unstable = result.span_limited, result.unstable
+    observed.news()
+    gate.pass_or_end()
+
+
+def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> TimingResult:
     reload = bench.observed.parameters == "loaded" and not bench.each
     protocol = protocols.create(
         config.protocol, random.Random(bench.secret()), settings(config, bench, slots, reload),
-        reference_ms=bench.reference.opened["call_ms"],
+        reference_ms=bench.server.opened["call_ms"],
     )  # fmt: skip
-    placement, impossible, begin = -1, 0, time.monotonic()
+    bench.server.ask({"op": "bases", "secret": bench.secret()})
+    placement, disturbances, begin = -1, Disturbances(), time.monotonic()
     while not isinstance(plan := protocol.next(time.monotonic() - begin), Stop):
         if plan.placement != placement:
             bench.place(slots)
@@ -51,18 +61,14 @@ def measure(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, s
         if plan.reload:
             bench.load_parameters(bench.secret())
             _settle(bench)
-        draws = [Draw.fresh(bench.rng) for _ in range(min(plan.calls, slots))]
+        draws = [Draw(bench.secret(), mixed=True) for _ in range(min(plan.calls, slots))]
         reference, candidate = bench.pair(draws, reference_first=plan.order == "reference_first")
-        impossible += not candidate.possible
-        protocol.feed(pair_of(reference, candidate, plan.placement, plan.order))
+        spoiled = disturbances.of(reference, candidate)
+        protocol.feed(pair_of(reference, candidate, plan.placement, plan.order, spoiled=spoiled))
         gate.pass_or_end()
     result = protocol.result(device.type)
-    bench.observed.timers = timer_facts(_pairs(protocol))
+    bench.observed.timers = timer_facts(protocol.pairs)
     return result
-
-
-def _pairs(protocol: Any) -> list[Any]:
-    return list(protocol.pairs)
 
 
 def _settle(bench: Bench) -> None:
@@ -72,11 +78,7 @@ def _settle(bench: Bench) -> None:
 
 def confirm(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> None:
     """The same measurement again on fresh seeds and memory."""
-    timers = bench.observed.timers
-    again = measure(bench, gate, device, config, slots).measurement
+    again = _run(bench, gate, device, config, slots).measurement
     bench.observed.confirmation = Confirmation(speedup=again.speedup, ci_low=again.ci_low, ci_high=again.ci_high)
-    if bench.observed.timers.missing_turns == 0:
-        bench.observed.timers = timers
-
-
-__all__ = ["Ended", "confirm", "measure"]
+    bench.observed.news()
+    gate.pass_or_end()

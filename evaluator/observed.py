@@ -61,7 +61,6 @@ class Observed:
         self.confirmation: Confirmation | None = None
         self.infrastructure: Infrastructure | None = None
         self.random_reference = False
-        self.candidate_call_s = 0.0
         self._outputs: dict[str, OutputFacts] = {}
         self._aliases: dict[str, Alias] = {}
         self._inputs_changed: set[str] = set()
@@ -76,32 +75,49 @@ class Observed:
         """Something was added that may decide."""
         self.version += 1
 
+    def bytes_per_call(self, count: int) -> None:
+        """Inputs and outputs of one call, which growth is measured by."""
+        self.growth = self.growth.model_copy(update={"bytes_per_call": count})
+
+    def measured_speedup(self) -> float:
+        """The speedup so far; 0 without a measurement."""
+        return self.measurement.speedup if self.measurement is not None else 0.0
+
+    def inspected(self, answer: schema.Inspected) -> None:
+        """What the candidate has changed in its process so far."""
+        self.global_state = GlobalState(replaced=tuple(answer.replaced), settings=tuple(answer.settings))
+        self.own_work = self.own_work.model_copy(update={"compilers": tuple(answer.compilers)})
+        self.compile = self.compile.model_copy(update={"routes": tuple(answer.programs)})
+        self.news()
+
+    def traced(self, answer: schema.Traced) -> None:
+        """What calls under a tracer showed."""
+        update = answer.model_dump(exclude={"op"}) | {"swallowed": tuple(answer.swallowed)}
+        self.own_work = self.own_work.model_copy(update=update)
+        self.news()
+
     def processes_left(self, count: int) -> None:
         """Processes of the candidate that were alive between calls."""
         if count > self.pending.processes:
             self.pending = self.pending.model_copy(update={"processes": count})
             self.news()
 
-    def end(self, kind: Any, step: Step, detail: str) -> None:
-        """The worker ended; only the first ending counts."""
+    def end(self, kind: Any, detail: str) -> None:
+        """The worker ended in the step of now; only the first ending counts."""
         if self.ending is None:
-            self.ending = Ending(kind=kind, step=step, detail=detail[:1000])
+            self.ending = Ending(kind=kind, step=self.step, detail=detail[:1000])
 
-    def failed(self, answer: schema.Failed, step: Step) -> None:
-        """Candidate code raised."""
-        if answer.kind == "CompileError":
-            self.compile = self.compile.model_copy(update={"failed": True, "error": cut(answer.text)})
-            return
-        kind = "contract" if answer.kind == "NotAModel" else "exception"
-        where = f", line {answer.line}" if answer.line else ""
-        text = " ".join(answer.text.split())[:400]
-        self.end(kind, step, f"{answer.kind}: {text} (in {answer.stage}{where})")
+    def build_failed(self, text: str) -> None:
+        """A build that the candidate could not be loaded without failed."""
+        self.compile = self.compile.model_copy(update={"failed": True, "error": cut(text)})
+        self.news()
 
-    def reference_ran(self, answer: dict[str, Any]) -> None:
+    def reference_ran(self, results: list[schema.Result]) -> None:
         """Describes the reference's own output, to compare the candidate's with."""
-        self._expected = tuple(ExpectedLeaf(**leaf) for leaf in answer["expected"])
-        self._expected_structure = answer["structure"]
-        self._reference_aliases |= {(alias["target"], alias["path"]) for alias in answer["aliases"]}
+        keys = {"path", "device", "dtype", "shape"}
+        self._expected = tuple(ExpectedLeaf(**leaf.model_dump(include=keys)) for leaf in results[0].leaves)
+        self._expected_structure = results[0].structure
+        self._reference_aliases |= {(alias.target, alias.path) for result in results for alias in result.aliases}
 
     def compared(self, calls: list[CallResult | None], results: list[schema.Result], verdict: dict[str, Any]) -> None:
         """Adds one compared burst."""

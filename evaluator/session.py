@@ -11,7 +11,8 @@ from evaluator.compile import CompilePool, Toolchain, discover
 from evaluator.compile.routes import arch_of
 from evaluator.config import EvaluatorConfig
 from evaluator.device import Device, DeviceLock, open_device
-from evaluator.flow import Flow, ReferenceFailed
+from evaluator.flow import Flow
+from evaluator.sides import ReferenceFailed
 from evaluator.timing.turns import Arm, ArmFault
 from evaluator.worker.process import Zygote
 from tasks.records import Candidate, Evaluation, Task
@@ -92,14 +93,16 @@ class Evaluator:
         if self._reference is not None and self._reference.task.content_hash == task.content_hash:
             return self._reference
         self.drop_reference()
-        settings = {"arm_cores": list(self.device.arm_cores), "judge_cores": list(self.device.judge_cores)}
+        settings = {"cores": list(self.device.judge_cores)}
         arm = Arm(self.zygote().spawn_reference(settings), trusted=True)
         arm.child.stop()
         warm = WarmReference(arm, task, {})
         source = memory_file(task.source)
         try:
             seed = secrets.randbits(48)
-            request = {"op": "open", "precision": task.precision, "mode": task.mode, "seed": seed}
+            request = {
+                "op": "open", "precision": task.precision, "mode": task.mode, "seed": seed, "admission": None,
+            }  # fmt: skip
             warm.opened = warm.ask(request, self.config.deadlines.reference_s, (source,)).answer
             warm.opened["construct_seed"] = seed
         except ReferenceFailed:

@@ -1,7 +1,8 @@
 """One placement: the arenas of both arms, where each call's tensors lie in them, poison and guard bands.
 
-Invariants: shared are only the candidate's input copies, its output slots and the parameters; the server's own inputs,
-its expected results and the snapshot that is judged have the same layout in private memory.
+Invariants: the candidate maps only its input copies, its output slots and its copy of the parameters; the reference arm
+maps arenas of the same layout, whose bytes are the server's own inputs and the expected results; the snapshot that is
+judged is mapped by the server alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Placement:
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
         self.shared_inputs = self.private_inputs = self.shared_outputs = Arena.create(0)
-        self.expected = self.snapshot = self.parameters = self.shared_inputs
+        self.expected = self.snapshot = self.parameters = self.private_parameters = self.shared_inputs
         self._guard = b""
         self._in: list[list[Slot]] = []
         self._out: list[list[Slot]] = []
@@ -40,10 +41,13 @@ class Placement:
         return sum(self._reference.input_bytes) + sum(self._reference.output_bytes)
 
     def make(self, count: int, rng: random.Random) -> list[int]:
-        """New arenas for `count` calls; returns the descriptors of inputs, outputs and parameters."""
+        """New arenas for `count` calls.
+
+        Returns the descriptors of inputs, outputs and parameters: first the candidate's, then the reference arm's.
+        """
         reference = self._reference
         arenas = (self.shared_inputs, self.private_inputs, self.shared_outputs, self.expected, self.snapshot)
-        for arena in {id(arena): arena for arena in (*arenas, self.parameters)}.values():
+        for arena in {id(arena): arena for arena in (*arenas, self.parameters, self.private_parameters)}.values():
             arena.close()
         self._guard = rng.randbytes(GUARD_BYTES)
         self._in, total_in = _per_call(reference.input_bytes, count, rng)
@@ -55,21 +59,22 @@ class Placement:
         for arena, calls in ((self.shared_inputs, self._in), (self.shared_outputs, self._out)):
             for slot in (slot for call in calls for slot in call):
                 self._write_guards(arena, slot)
-        return [self.shared_inputs.descriptor, self.shared_outputs.descriptor, self.parameters.descriptor]
+        candidate = (self.shared_inputs, self.shared_outputs, self.parameters)
+        return [arena.descriptor for arena in (*candidate, self.private_inputs, self.expected, self.private_parameters)]
 
     def _place_state(self, rng: random.Random) -> None:
         state = self._reference.state()
         arguments = flatten(self._reference.arguments, native.is_tensor).tensors
         slots, total = layout([native.nbytes_of(tensor) for tensor in (*state.values(), *arguments)], rng)
-        self.parameters = Arena.create(total)
+        self.parameters, self.private_parameters = Arena.create(total), Arena.create(total)
         self._state = dict(zip(state, slots, strict=False))
         self.argument_specs = [
-            self._write(self.parameters, tensor, slot) for tensor, slot in zip(arguments, slots[len(state) :], strict=True)
+            self._write_both(tensor, slot) for tensor, slot in zip(arguments, slots[len(state) :], strict=True)
         ]
 
     def write_state(self, state: dict[str, torch.Tensor]) -> dict[str, Any]:
         """Copies parameters and buffers into their arena; returns their specs by name."""
-        return {name: self._write(self.parameters, value, self._state[name]) for name, value in state.items()}
+        return {name: self._write_both(value, self._state[name]) for name, value in state.items()}
 
     def write_call(self, index: int, inputs: list[Any]) -> dict[str, Any]:
         """Puts one call's inputs into both input arenas and poisons its output slots; returns the call's wire form."""
@@ -78,10 +83,14 @@ class Placement:
         for tensor, slot in zip(flat.tensors, self._in[index], strict=True):
             self._write(self.private_inputs, tensor, slot)
             specs.append(self._write(self.shared_inputs, tensor, slot))
-        start = native.arena_start(self.shared_outputs)
-        for slot in self._out[index]:
-            native.memset(start + slot.offset, POISON_BYTE, slot.nbytes)
+        for arena in (self.shared_outputs, self.expected):
+            for slot in self._out[index]:
+                native.memset(native.arena_start(arena) + slot.offset, POISON_BYTE, slot.nbytes)
         return {"tree": flat.form, "specs": specs, "slots": [[slot.offset, slot.nbytes] for slot in self._out[index]]}
+
+    def _write_both(self, tensor: torch.Tensor, slot: Slot) -> list[Any]:
+        self._write(self.private_parameters, tensor, slot)
+        return self._write(self.parameters, tensor, slot)
 
     def _write(self, arena: Arena, tensor: torch.Tensor, slot: Slot) -> list[Any]:
         spec = native.spec_of(tensor, slot.offset)

@@ -1,51 +1,78 @@
-"""The reference module of one task: loaded from its source, constructed, fed with drawn inputs and parameters.
+"""The reference of one task: loaded from its source, admitted once, fed with drawn inputs and parameters.
 
-Invariants: inputs are functions of their draw, parameters of their seed alone; the task's code runs only in the reference
-server; inputs given to the reference are the server's own, so nothing a candidate writes reaches it.
+Invariants: inputs are functions of their draw, parameters of their seed and style alone; the task's code runs only in the
+reference server; inputs given to the reference are the server's own, so nothing a candidate writes reaches it.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 
-from evaluator.reference.budget import ErrorBudget, LeafBudget
+from evaluator.judgement.facts import DrawKind
+from evaluator.reference.admission import Admission, admit
+from evaluator.reference.adversaries import poisoned
+from evaluator.reference.budget import ErrorBudget
 from evaluator.reference.comparison import Leaves
+from evaluator.reference.domain import draw_inputs
+from evaluator.reference.fresh import apply_plan, fresh_plan
+from evaluator.reference.parameters import Style, usable_state
+from evaluator.reference.subject import Subject, map_tensors, seeded
 from evaluator.worker import burst, native
-from evaluator.worker.tree import flatten, unflatten
+from evaluator.worker.tree import flatten
+from tasks.records.task import Precision
 
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+BASES = 4
+"""Base draws that fresh inputs of timed calls are mixed from."""
 
 
 class IllFormedTask(ValueError):
     """The task's source does not follow the convention."""
 
 
+@dataclass
+class Bases:
+    """A few draws whose mixtures are the inputs of timed calls."""
+
+    secret: int
+    trees: list[list[Any]]
+    tensors: list[list[torch.Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = [flatten(tree, native.is_tensor).tensors for tree in self.trees]
+
+
 class Reference:
     """One task, ready to draw inputs and to run its reference model."""
 
-    def __init__(self, namespace: dict[str, Any], precision: str, mode: str, seed: int) -> None:
+    def __init__(self, namespace: dict[str, Any], precision: Precision, mode: str, seed: int) -> None:
         self._namespace = namespace
-        self.dtype = _DTYPES[precision]
         self.precision = precision
+        self.dtype = DTYPES[precision]
         self.train = mode != "eval"
-        self.admission: dict[str, Any] = {}
+        self.device = torch.device("cpu")
+        self.admission: Admission
+        self.call_ns = 0.0
         self.input_bytes: list[int] = []
         self.output_bytes: list[int] = []
-        self._budgets: dict[str, ErrorBudget] = {}
-        self.arguments = self._cast(_seeded(seed, namespace["get_init_inputs"]))
-        model = _seeded(seed, lambda: namespace["Model"](*self.arguments))
+        self._bases: Bases | None = None
+        with seeded(seed, self.device):
+            self.arguments = [self._cast(value) for value in namespace["get_init_inputs"]()]
+        with seeded(seed, self.device):
+            model = namespace["Model"](*self.arguments)
         if not isinstance(model, torch.nn.Module):
             raise IllFormedTask("Model(...) is not a torch.nn.Module")
         self.model = model.to(self.dtype).train(self.train)
+        self.subject = Subject(self.model, self._make_inputs, self.device)
         self._constructed = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self._spread = {name: _spread(value) for name, value in self.model.named_parameters()}
 
     @classmethod
-    def load(cls, source: str, precision: str, mode: str, seed: int) -> Reference:
+    def load(cls, source: str, precision: Precision, mode: str, seed: int) -> Reference:
         """Runs the task's source. Raises IllFormedTask when a part of the convention is missing."""
         module = types.ModuleType("task")
         exec(compile(source, "task.py", "exec"), module.__dict__)
@@ -54,93 +81,91 @@ class Reference:
                 raise IllFormedTask(f"the task defines no {name}")
         return cls(module.__dict__, precision, mode, seed)
 
-    def admit(self, seed: int) -> None:
-        """Sizes and call time of the task, and its error budgets."""
-        drawn = [self.inputs({"kind": "as_given", "seed": seed + index, "sparse": None}) for index in range(3)]
-        self.input_bytes = [native.nbytes_of(tensor) for tensor in flatten(drawn[0], native.is_tensor).tensors]
-        results, stamps = burst.run_burst(self.model, drawn)
-        self.output_bytes = [t.numel() * t.element_size() for t in flatten(results[0], native.is_tensor).tensors]
-        leaves = tuple(
-            LeafBudget(path=path, exact=not tensor.is_floating_point(), rms_rel=2e-6, max_rel=1e-5, rms_abs=1e-8)
-            for path, tensor in self.answer({"kind": "as_given", "seed": seed, "sparse": None})
-        )
-        self._budgets = {"as_given": ErrorBudget(leaves=leaves, oracle="assumed")}
-        self.admission = {"call_ms": (stamps[3] - stamps[1]) / 2e6, "degenerate": [], "kinds": ["as_given"],
-                          "leaves": len(self.input_bytes) + len(self.output_bytes)}
+    def _make_inputs(self) -> Sequence[Any]:
+        inputs = self._namespace["get_inputs"]()
+        if not isinstance(inputs, list | tuple):
+            raise IllFormedTask("get_inputs() does not return a list")
+        return [map_tensors(value, self._cast) for value in inputs]
 
-    def budget(self, kind: str) -> ErrorBudget:
+    def _cast(self, value: Any) -> Any:
+        """Floating tensors in the task's dtype, detached and dense; all else as it is."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensor = value.detach()
+        tensor = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+        return tensor if native.dense(tuple(tensor.shape), tensor.stride()) else tensor.contiguous()
+
+    def admit(self, seed: int, known: str | None) -> None:
+        """Sizes and call time; domain and error budgets, from an earlier admission's JSON where it is given."""
+        drawn = [self.subject.draw(seed + index) for index in range(3)]
+        self.input_bytes = [native.nbytes_of(tensor) for tensor in flatten(drawn[0], native.is_tensor).tensors]
+        self.admission = (
+            Admission.model_validate_json(known)
+            if known
+            else admit(self.subject, secret=seed, precision=self.precision)
+        )
+        if self.admission.randomness == "dropout":
+            self.quieten()
+        results, stamps = burst.run_burst(self.model, drawn)
+        self.call_ns = (stamps[3] - stamps[1]) / 2
+        self.output_bytes = [t.numel() * t.element_size() for t in flatten(results[0], native.is_tensor).tensors]
+
+    def quieten(self) -> None:
+        """Dropout off, where it is what makes the reference random."""
+        for module in self.model.modules():
+            if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+                module.eval()
+
+    def budget(self, kind: DrawKind) -> ErrorBudget:
         """The error budget of one kind of draw."""
-        return self._budgets[kind]
+        return self.admission.budget(kind)
+
+    def use_bases(self, secret: int | None) -> None:
+        """Makes new base draws for timed calls, or drops them."""
+        self._bases = None
+        if secret is not None:
+            self._bases = Bases(secret, [self.subject.draw(secret + index) for index in range(BASES)])
 
     def inputs(self, draw: dict[str, Any]) -> list[Any]:
         """The inputs of one call."""
-        inputs = self._drawn(int(draw["seed"]))
+        seed, kind = int(draw["seed"]), cast("DrawKind", draw["kind"])
+        if draw["mixed"] and self._bases is not None:
+            return self._mixed(self._bases, seed)
+        inputs = draw_inputs(self.subject, self.admission.domain, kind, seed)
         if draw["sparse"] is not None:
-            _mix(inputs, self._drawn(int(draw["sparse"])), int(draw["sparse"]))
-        return inputs
+            self._sparse(inputs, int(draw["sparse"]))
+        return poisoned(inputs) if draw["poison"] else inputs
 
-    def _drawn(self, seed: int) -> list[Any]:
-        inputs = _seeded(seed, self._namespace["get_inputs"])
-        if not isinstance(inputs, list | tuple):
-            raise IllFormedTask("get_inputs() does not return a list")
-        return list(self._cast(list(inputs)))
+    def _mixed(self, bases: Bases, call: int) -> list[Any]:
+        plan = fresh_plan(bases.secret, call, BASES)
+        made = [map_tensors(value, torch.empty_like) for value in bases.trees[plan.first]]
+        out = flatten(made, native.is_tensor).tensors
+        apply_plan(plan, bases.tensors, self.admission.domain.traits, out)
+        return made
+
+    def _sparse(self, inputs: list[Any], seed: int) -> None:
+        """Replaces a few elements of every free floating input by those of another draw, in place."""
+        others = flatten(self.subject.draw(seed), native.is_tensor).tensors
+        tensors = flatten(inputs, native.is_tensor).tensors
+        generator = torch.Generator().manual_seed(seed)
+        for trait, tensor, other in zip(self.admission.domain.traits, tensors, others, strict=True):
+            if not trait.perturbable or trait.fixed_structure or not tensor.is_contiguous() or not tensor.numel():
+                continue
+            count = max(1, tensor.numel() // 256)
+            places = torch.randint(tensor.numel(), (count,), generator=generator)
+            tensor.view(-1)[places] = other.reshape(-1)[places]
 
     def answer(self, draw: dict[str, Any]) -> Leaves:
         """The reference's output on a draw, under the parameters of now."""
-        with torch.no_grad():
-            flat = flatten(self.model(*self.inputs(draw)), native.is_tensor)
-        return list(zip(flat.paths, flat.tensors, strict=True))
+        return self.subject.run(self.inputs(draw))
 
-    def set_parameters(self, seed: int | None) -> None:
-        """Parameters and buffers as constructed; with a seed all floating parameters random at their scale."""
+    def set_parameters(self, seed: int | None, style: Style = "near") -> None:
+        """Parameters and buffers as constructed, or random from a seed at a scale where the reference stays finite."""
+        drawn = None if seed is None else usable_state(self.subject, seed, style)
         with torch.no_grad():
             for name, value in self.model.state_dict().items():
-                value.copy_(self._constructed[name])
-            if seed is None:
-                return
-            generator = torch.Generator().manual_seed(seed)
-            for name, parameter in self.model.named_parameters():
-                if parameter.is_floating_point():
-                    centre, spread = self._spread[name]
-                    parameter.copy_(torch.empty(parameter.shape).normal_(centre, spread, generator=generator))
+                value.copy_(self._constructed[name] if drawn is None else drawn[name])
 
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by name."""
         return dict(self.model.state_dict())
-
-    def _cast(self, value: Any) -> Any:
-        """Floating tensors in the task's dtype, dense; all else as it is."""
-        flat = flatten(value, native.is_tensor)
-        cast = [t.detach().to(self.dtype) if t.is_floating_point() else t.detach() for t in flat.tensors]
-        return unflatten(flat.form, [_dense(tensor) for tensor in cast])
-
-
-def _seeded(seed: int, make: Callable[[], Any]) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make()
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if native.dense(tuple(tensor.shape), tensor.stride()) else tensor.contiguous()
-
-
-def _spread(parameter: torch.Tensor) -> tuple[float, float]:
-    """Centre and spread of random values for a parameter: those that it was constructed with, never a constant."""
-    values = parameter.detach().float()
-    if not values.numel():
-        return 0.0, 1.0
-    centre = values.mean().item()
-    scale = values.std().item() if values.numel() > 1 else 0.0
-    return centre, max(scale, 0.25 * abs(centre), 0.05 if scale == 0.0 else 0.0)
-
-
-def _mix(inputs: list[Any], others: list[Any], seed: int) -> None:
-    """Replaces about one element in 256 of every floating input by the other draw's, in place."""
-    generator = torch.Generator().manual_seed(seed)
-    pairs = zip(flatten(inputs, native.is_tensor).tensors, flatten(others, native.is_tensor).tensors, strict=True)
-    for tensor, other in pairs:
-        if tensor.is_floating_point() and tensor.numel():
-            count = max(1, tensor.numel() // 256)
-            places = torch.randint(tensor.numel(), (count,), generator=generator)
-            tensor.view(-1)[places] = other.reshape(-1)[places]

@@ -1,9 +1,9 @@
-"""The reference server: one trusted process per task that holds the reference, its inputs and the answers.
+"""The reference server: one trusted process per task that draws inputs, knows the answers and compares.
 
-Invariants: it never sees candidate code; what it shares are expendable copies in arenas of their own, its inputs,
-expected results, budgets and seeds lie in private memory; it reads a candidate's results only while the candidate is
-stopped, after a snapshot into private memory. Its reference arm runs the worker's own burst code on memory of the same
-kind, so that both arms pay the same.
+Invariants: it never sees candidate code; what it shares with a candidate are expendable copies in arenas of their own,
+its inputs, expected results, budgets and seeds lie elsewhere; it reads a candidate's results only while the candidate is
+stopped, after a snapshot into private memory. The reference that is timed runs in an arm of its own, forked like the
+candidate's; this process is never timed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from socket import socket
 from typing import Any
 
-import torch
-
-from evaluator.reference.comparison import Leaves, compare_call
+from evaluator.reference.comparison import Leaves, compare_call, same_bits
+from evaluator.reference.parameters import Style
 from evaluator.reference.placement import Placement
 from evaluator.reference.reference import Reference
-from evaluator.worker import burst, native, wire
-from evaluator.worker.phases import failure, read_text
+from evaluator.worker import native, wire
+from evaluator.worker.phases import failure, read_text, write_text
 from evaluator.worker.tree import flatten
 
 Answer = tuple[dict[str, Any], list[int]]
@@ -38,10 +37,8 @@ class Server:
         self.reference: Reference
         self.placement: Placement
         self._draws: list[dict[str, Any]] = []
-        self._calls: list[dict[str, Any]] = []
-        self._expected: list[Leaves] = []
         self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY_CALLS)
-        self._parameter_seeds: deque[int | None] = deque([None], maxlen=_HISTORY_PARAMETERS)
+        self._parameters: deque[tuple[int | None, Style]] = deque(maxlen=_HISTORY_PARAMETERS)
         self._compared = 0
 
     def open(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
@@ -49,67 +46,65 @@ class Server:
         source, seed = read_text(descriptors[0]), int(request["seed"])
         self.reference = reference = Reference.load(source, request["precision"], request["mode"], seed)
         self.placement = Placement(reference)
-        reference.admit(seed)
+        reference.admit(seed, request["admission"])
+        admission = reference.admission
         arguments = flatten(reference.arguments, native.is_tensor)
         return {
             "op": "opened", "arguments": arguments.form, "train": reference.train,
             "dtype": str(reference.dtype).removeprefix("torch."), "parameters": len(reference.state()),
-            "state": {name: [str(value.dtype), list(value.shape)] for name, value in reference.state().items()},
-            "bytes_per_call": self.placement.bytes_per_call, **reference.admission,
+            "state": {name: [str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in reference.state().items()},
+            "bytes_per_call": self.placement.bytes_per_call, "call_ms": reference.call_ns / 1e6,
+            "leaves": len(reference.input_bytes) + len(reference.output_bytes), "kinds": list(admission.domain.kinds),
+            "degenerate": admission.degenerate, "passed": list(admission.passed), "randomness": admission.randomness,
+            "repeats": admission.repeats, "poison_shows": admission.poison_shows,
         }, []  # fmt: skip
+
+    def admission(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+        """What the admission found, as JSON, for another server of the same task."""
+        write_text(descriptors[0], self.reference.admission.model_dump_json())
+        return {"op": "admission"}, []
 
     def place(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
         """New arenas for `slots` calls, at new offsets; their descriptors go to the judge and on to the worker."""
-        self._expected, self._calls = [], []
         shared = self.placement.make(int(request["slots"]), random.Random(request["seed"]))
         return {"op": "placed", "specs": self.placement.argument_specs}, shared
 
     def parameters(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
         """Parameters as constructed or random from a seed, in the reference and as a copy in the parameter arena."""
-        seed = None if request["seed"] is None else int(request["seed"])
-        self._parameter_seeds.append(seed)
-        self.reference.set_parameters(seed)
+        chosen = (request["seed"], request["style"])
+        self._parameters.append(chosen)
+        self.reference.set_parameters(*chosen)
         return {"op": "took", "entries": self.placement.write_state(self.reference.state())}, []
 
     def forget(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
         """A new candidate begins: nothing of the last one counts as an earlier answer."""
         self._history.clear()
-        self._parameter_seeds = deque([None], maxlen=_HISTORY_PARAMETERS)
+        self._parameters.clear()
+        self.reference.set_parameters(None)
+        self.reference.use_bases(None)
+        self._draws = []
         self._compared = 0
         return {"op": "forgot"}, []
+
+    def bases(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+        """New base draws for the inputs of timed calls."""
+        self.reference.use_bases(request["secret"])
+        return {"op": "based"}, []
 
     def draw(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
         """Fresh inputs for the next turn of both arms; output slots are poisoned."""
         self._history.extend(self._draws)
         self._draws = request["draws"]
-        self._expected = []
-        self._calls = [
-            self.placement.write_call(index, self.reference.inputs(draw)) for index, draw in enumerate(self._draws)
-        ]
-        return {"op": "drawn", "calls": self._calls}, []
-
-    def run(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
-        """The reference arm's turn, on the server's own copies of the inputs drawn last."""
-        place = self.placement
-        calls = burst.read_calls(place.private_inputs, self._calls)
-        results, stamps = burst.run_burst(self.reference.model, calls)
-        delivery = burst.Delivery(place.expected, place.private_inputs, self.reference.model)
-        told = [
-            delivery.deliver(result, call["slots"], []) for result, call in zip(results, self._calls, strict=True)
-        ]
-        self._expected = [place.leaves(place.expected, i, answer["leaves"]) for i, answer in enumerate(told)]
-        wanted = [{key: leaf[key] for key in ("path", "device", "dtype", "shape")} for leaf in told[0]["leaves"]]
-        aliases = [alias for answer in told for alias in answer["aliases"]]
-        return {
-            "op": "ran", "stamps": stamps, "expected": wanted, "structure": told[0]["structure"], "aliases": aliases[:64],
-        }, []  # fmt: skip
+        write, inputs = self.placement.write_call, self.reference.inputs
+        return {"op": "drawn", "calls": [write(index, inputs(draw)) for index, draw in enumerate(self._draws)]}, []
 
     def compare(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
-        """Judges the results in the output arena against the reference's on the same inputs."""
+        """Judges the results in the candidate's output arena against those in the reference arm's, call by call."""
         place = self.placement
         place.take_snapshot(len(self._draws))
         verdicts: list[dict[str, Any] | None] = []
-        for index, (answer, expected) in enumerate(zip(request["results"], self._expected, strict=True)):
+        for index, (answer, right) in enumerate(zip(request["results"], request["expected"], strict=True)):
+            expected = place.leaves(place.expected, index, right["leaves"])
             draw = self._draws[index]
             outputs = self._comparable(index, answer, expected)
             if outputs is None:
@@ -131,6 +126,15 @@ class Server:
         """How many results in the output arena differ from the last snapshot."""
         return {"op": "late", "writes": self.placement.changed_results(len(self._draws))}, []
 
+    def relate(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+        """Whether the candidate's and the reference's results of the first two calls are equal bit for bit."""
+        place = self.placement
+        place.take_snapshot(2)
+        right = [place.leaves(place.expected, i, request["expected"]) for i in (0, 1)]
+        given = [self._comparable(i, {"leaves": request["leaves"]}, right[i]) for i in (0, 1)]
+        same = given[0] is not None and given[1] is not None and same_bits(given[0], given[1])
+        return {"op": "related", "candidate": same, "reference": same_bits(right[0], right[1])}, []
+
     def _comparable(self, index: int, answer: dict[str, Any], expected: Leaves) -> Leaves | None:
         """The snapshot's tensors, or None where shapes, dtypes or paths are not the reference's."""
         leaves = answer["leaves"]
@@ -145,34 +149,35 @@ class Server:
         return self.placement.leaves(self.placement.snapshot, index, leaves)
 
     def _earlier(self, index: int) -> Iterator[Leaves]:
-        """Right answers of earlier calls, made again when they are needed: those of the newest calls, then those of
-        this call under earlier parameters."""
+        """Right answers of earlier calls, made again when they are needed.
+
+        First those of the newest calls, then those of this call under parameters that were loaded before.
+        """
         reference = self.reference
         for draw in [*self._draws[:index], *reversed(self._history)]:
             yield reference.answer(draw)
-        newest = self._parameter_seeds[-1]
-        for seed in list(self._parameter_seeds)[:-1]:
-            reference.set_parameters(seed)
+        newest = self._parameters[-1] if self._parameters else (None, "near")
+        for chosen in list(self._parameters)[:-1]:
+            reference.set_parameters(*chosen)
             answer = reference.answer(self._draws[index])
-            reference.set_parameters(newest)
+            reference.set_parameters(*newest)
             yield answer
 
 
-OPERATIONS = ("open", "place", "parameters", "forget", "draw", "run", "compare", "late")
+OPERATIONS = ("open", "admission", "bases", "place", "parameters", "forget", "draw", "compare", "late", "relate")
 
 
 def serve(channel: socket, settings: dict[str, Any]) -> None:
     """Serves the judge until it closes the channel; a failed request is answered, never fatal."""
     server = Server()
     handlers: dict[str, Handler] = {name: getattr(server, name) for name in OPERATIONS}
-    arm_cores, other_cores = set(settings["arm_cores"]), set(settings["judge_cores"])
+    os.sched_setaffinity(0, set(settings["cores"]))
     wire.send(channel, {"op": "ready"})
     while True:
         try:
             request, descriptors = wire.receive_trusted(channel)
         except wire.WireClosed:
             return
-        os.sched_setaffinity(0, arm_cores if request["op"] == "run" else other_cores)
         try:
             answer, shared = handlers[request["op"]](request, descriptors)
         except Exception as error:  # noqa: BLE001  the task's code may raise anything

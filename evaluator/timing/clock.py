@@ -14,6 +14,10 @@ from evaluator.timing.statistics import Order, Pair
 TARGET_NS = 8e6
 """Length of a burst, so that waking and stopping stay small beside it."""
 MAX_SLOTS = 64
+STOLEN_SHARE = 0.05
+DISTURBED = "others ran on the arms' core"
+"""Why a pair is discarded: as a whole, whichever arm was disturbed."""
+_SURE_PAIRS = 20
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class ArmTurn:
 
     stamps_ns: tuple[int, ...]
     span_ns: int
+    ran_ns: int = 0
+    waited_ns: int = 0
 
     @property
     def calls(self) -> int:
@@ -44,15 +50,46 @@ class ArmTurn:
         return all(before < after for before, after in steps) and self.burst_ns <= self.span_ns
 
 
-def pair_of(reference: ArmTurn, candidate: ArmTurn, placement: int, order: Order) -> Pair:
-    """The two turns as the statistics take them; a candidate whose readings are impossible is timed by its span."""
+def pair_of(reference: ArmTurn, candidate: ArmTurn, placement: int, order: Order, *, spoiled: str = "") -> Pair:
+    """The two turns as the statistics take them.
+
+    A candidate whose readings are impossible is passed on as such: with times that are no times.
+    """
     believed = candidate.possible
     return Pair(
         placement=placement, order=order, calls=max(1, reference.calls - 1), reference_ns=reference.counted_ns,
-        candidate_ns=candidate.counted_ns if believed else candidate.span_ns, reference_burst_ns=reference.burst_ns,
-        candidate_burst_ns=candidate.burst_ns if believed else candidate.span_ns,
-        reference_span_ns=reference.span_ns, candidate_span_ns=candidate.span_ns,
+        candidate_ns=candidate.counted_ns if believed else math.nan, reference_burst_ns=reference.burst_ns,
+        candidate_burst_ns=candidate.burst_ns if believed else math.nan, reference_span_ns=reference.span_ns,
+        candidate_span_ns=candidate.span_ns, spoiled=spoiled if believed else "",
     )  # fmt: skip
+
+
+class Disturbances:
+    """Notices turns in which others ran on the arms' core during the burst, by the kernel's accounts.
+
+    What a turn runs beside its burst is known from the reference arm; a burst that is longer than what its arm ran, by
+    a time that its threads spent waiting for the processor, was interrupted. A candidate cannot bring that about: its own
+    threads that wait for each other run all the time, one that sleeps does not wait.
+    """
+
+    def __init__(self) -> None:
+        self._beside: list[float] = []
+        self._pairs = 0
+        self._found = 0
+
+    def of(self, reference: ArmTurn, candidate: ArmTurn) -> str:
+        """Why the pair is to be discarded; empty for a good one. At most every second pair, after the first twenty."""
+        self._pairs += 1
+        self._beside.append((reference.ran_ns - reference.burst_ns) / reference.calls)
+        beside = sorted(self._beside)[(3 * len(self._beside)) // 4]
+        disturbed = any(self._off_ns(turn, beside) > STOLEN_SHARE * turn.burst_ns for turn in (reference, candidate))
+        if not disturbed or self._found >= _SURE_PAIRS + self._pairs // 2:
+            return ""
+        self._found += 1
+        return DISTURBED
+
+    def _off_ns(self, turn: ArmTurn, beside_ns: float) -> float:
+        return min(float(turn.waited_ns), turn.burst_ns - (turn.ran_ns - beside_ns * turn.calls))
 
 
 def calls_per_turn(call_ns: float, slots: int) -> tuple[int, int]:

@@ -7,7 +7,11 @@ one deadline, and memory is watched while the judge waits.
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import os
+=======
+import signal
+>>>>>>> 50d0cf6 (Processes of the evaluator: zygote, worker, reference server, turns and flow)
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,11 +28,12 @@ Serve = Callable[[dict[str, Any]], tuple[dict[str, Any], int | None]]
 
 
 class ArmFault(RuntimeError):
-    """An arm did not answer its request; `kind` is a word of `Ending.kind` or `forged`."""
+    """An arm did not answer its request, or died after it had; `kind` is a word of `Ending.kind` or `forged`."""
 
-    def __init__(self, kind: str, text: str) -> None:
+    def __init__(self, kind: str, text: str, answer: dict[str, Any] | None = None) -> None:
         super().__init__(text)
         self.kind = kind
+        self.answer = answer
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,10 @@ class Turn:
     answer: dict[str, Any]
     descriptors: list[int]
     span_ns: int
+    ran_ns: int = 0
+    """Processor time of the arm's threads in the span."""
+    waited_ns: int = 0
+    """Time that they were ready and others ran."""
 
 
 class Arm:
@@ -56,6 +65,8 @@ class Arm:
     def take(self, request: dict[str, Any], timeout_s: float, descriptors: Sequence[int] = ()) -> Turn:
         """Gives the arm one turn for one request. Raises ArmFault; the arm must then be killed."""
         channel = self.child.channel
+        ran, waited = self.child.cpu_ns()
+        answer: dict[str, Any] | None = None
         try:
             wire.send(channel, request, descriptors)
             begin_ns = time.perf_counter_ns()
@@ -63,10 +74,11 @@ class Arm:
             answer, received = self._await(timeout_s)
             end_ns = self.child.stop()
         except (wire.WireClosed, ProcessLost) as error:
-            raise self._death() from error
+            raise self._death(answer) from error
         except wire.WireForged as error:
             raise ArmFault("forged", str(error)) from error
-        return Turn(answer, received, end_ns - begin_ns)
+        ran_after, waited_after = self.child.cpu_ns()
+        return Turn(answer, received, end_ns - begin_ns, ran_after - ran, waited_after - waited)
 
     def _await(self, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
         deadline = time.monotonic() + timeout_s
@@ -110,10 +122,19 @@ class Arm:
             raise ArmFault("memory_limit", f"{rss >> 20} MiB of memory, over the limit of {self._limit >> 20} MiB")
         return rss
 
-    def _death(self) -> ArmFault:
+    def _death(self, answer: dict[str, Any] | None) -> ArmFault:
+        self.child.resume()  # the intermediary, which reports the exit code, is of the same group
         code = self.child.poll_exit(0.5)
         if code is None:
-            return ArmFault("exit", "ended early")
+            return ArmFault("exit", "no exit code", answer)
         if code < 0:
-            return ArmFault("signal", f"ended by signal {-code}")
-        return ArmFault("exit", f"ended early with exit code {code}")
+            return ArmFault("signal", signal_name(-code), answer)
+        return ArmFault("exit", f"exit code {code}", answer)
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV` for 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

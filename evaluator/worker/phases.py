@@ -1,4 +1,4 @@
-"""What a candidate worker does after it was isolated: load, warm, sealed; one request at a time.
+"""What a worker does after it was isolated: load, warm, sealed; one request at a time. Both arms are such workers.
 
 Invariants: every request of the judge gets exactly one answer, in order; candidate code runs only inside a request;
 whatever it raises, BaseException included, becomes an answer `failed` that names stage, kind and place. Nothing of the
@@ -28,11 +28,11 @@ Handler = Callable[[dict[str, Any], list[int]], dict[str, Any]]
 
 
 class NotAModel(TypeError):
-    """`ModelNew(...)` made something else than a torch.nn.Module."""
+    """The class made something else than a torch.nn.Module."""
 
 
 class Worker:
-    """State of one worker: the candidate's model, the arenas, the results that a caller would still hold."""
+    """State of one worker: its model, the arenas, the results that a caller would still hold."""
 
     def __init__(self) -> None:
         self._inputs = self._outputs = self._parameters = Arena.create(0)
@@ -45,7 +45,7 @@ class Worker:
         self._settings = tripwire.settings()
 
     def load(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Runs the candidate's source as a module; answers whether it defines the class `ModelNew`."""
+        """Runs the source as a module; answers whether it defines the class that was asked for."""
         text = read_text(descriptors[0])
         module = types.ModuleType("candidate")
         module.__file__ = _path()
@@ -53,17 +53,20 @@ class Worker:
         with open(_FILE, "w") as file:  # inspect.getsource and compilers of annotated functions read it
             file.write(text)
         exec(compile(text, module.__file__, "exec"), module.__dict__)
-        return {"op": "loaded", "defined": isinstance(module.__dict__.get("ModelNew"), type)}
+        return {"op": "loaded", "defined": isinstance(module.__dict__.get(request["class"]), type)}
 
     def construct(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Makes `ModelNew(*arguments)`; answers names, dtypes and shapes of its state."""
+        """Makes the model from its arguments; answers names, dtypes and shapes of its state."""
         tensors = [burst.view(self._parameters, TensorSpec.from_wire(spec)).clone() for spec in request["specs"]]
         torch.manual_seed(int(request["seed"]))
-        model = sys.modules["candidate"].__dict__["ModelNew"](*unflatten(request["tree"], tensors))
+        name = request["class"]
+        model = sys.modules["candidate"].__dict__[name](*unflatten(request["tree"], tensors))
         if not isinstance(model, torch.nn.Module):
-            raise NotAModel(f"ModelNew made a {type(model).__name__}, not a torch.nn.Module")
+            raise NotAModel(f"{name} made a {type(model).__name__}, not a torch.nn.Module")
         model.to(native.DTYPES[request["dtype"]])
         model.train(bool(request["train"]))
+        if request["quiet"]:
+            _quieten(model)
         self._model = model
         return {"op": "constructed", "state": {name: _entry(value) for name, value in model.state_dict().items()}}
 
@@ -104,9 +107,7 @@ class Worker:
             self._held, self._earlier = [], []
         return {"op": "ran", "stamps": stamps, "results": answers}
 
-    def _run_each(
-        self, calls: list[list[Any]], request: dict[str, Any], delivery: burst.Delivery
-    ) -> dict[str, Any]:
+    def _run_each(self, calls: list[list[Any]], request: dict[str, Any], delivery: burst.Delivery) -> dict[str, Any]:
         answers, stamps = [], [0]
         for inputs, call in zip(calls, request["calls"], strict=True):
             (result,), (begin, end) = burst.run_burst(self._model, [inputs])
@@ -150,6 +151,13 @@ def _path() -> str:
     return os.path.join(os.getcwd(), _FILE)
 
 
+def _quieten(model: torch.nn.Module) -> None:
+    """Dropout off, as in the reference where it is what makes it random."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.eval()
+
+
 def _entry(value: torch.Tensor) -> dict[str, Any]:
     spec = native.spec_of(value)
     return {"dtype": spec.dtype, "shape": list(spec.shape)}
@@ -159,9 +167,7 @@ def work(channel: socket, settings: dict[str, Any]) -> None:
     """Serves the judge's requests until it closes the channel."""
     shim.install(_asking(channel))
     worker = Worker()
-    handlers: dict[str, Handler] = {
-        name: getattr(worker, name) for name in OPERATIONS
-    }
+    handlers: dict[str, Handler] = {name: getattr(worker, name) for name in OPERATIONS}
     send, receive = wire.send, wire.receive_trusted
     forget_project(str(settings.get("root", "")))
     while True:
@@ -235,3 +241,12 @@ def read_text(descriptor: int) -> str:
     """All text of a file descriptor, which stays open."""
     data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     return data.decode()
+
+
+def write_text(descriptor: int, text: str) -> None:
+    """Replaces what a memory file holds."""
+    os.ftruncate(descriptor, 0)
+    data = text.encode()
+    written = 0
+    while written < len(data):
+        written += os.pwrite(descriptor, data[written:], written)

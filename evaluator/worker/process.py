@@ -37,6 +37,9 @@ _KEPT_VARIABLES = (
 """What a worker inherits of the environment: nothing that could be a secret."""
 
 
+_PREFERRED = -19
+
+
 class ProcessLost(RuntimeError):
     """The zygote or one of its children is gone or does not answer."""
 
@@ -86,14 +89,23 @@ class Child:
             return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGESIZE")
         return 0
 
-    def cpu_ns(self) -> int:
-        """Processor time of all living threads; 0 when the process is gone."""
-        total = 0
+    def cpu_ns(self) -> tuple[int, int]:
+        """Time that all living threads ran, and time that they waited for a processor; zeros when the process is gone."""
+        ran = waited = 0
         with contextlib.suppress(OSError, ValueError, IndexError):
             for thread in os.listdir(f"/proc/{self.pid}/task"):
                 with open(f"/proc/{self.pid}/task/{thread}/schedstat") as file:
-                    total += int(file.read().split()[0])
-        return total
+                    fields = file.read().split()
+                ran, waited = ran + int(fields[0]), waited + int(fields[1])
+        return ran, waited
+
+    def prefer(self, preferred: bool) -> None:
+        """Lets the process go before all others on its cores, where that is permitted; its later threads inherit it."""
+        nice = _PREFERRED if preferred else 0
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpriority(os.PRIO_PGRP, self.group, nice)
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/autogroup", "w") as file:
+            file.write(str(nice))  # where each session is scheduled as one, its own nice value is what counts
 
     def threads(self) -> int:
         """Number of threads; 0 when the process is gone."""

@@ -40,6 +40,8 @@ class SandboxPlan:
     execute: tuple[str, ...] = ()
     """Trees of the toolchain."""
     devices: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
+    """Cores that the worker and all its threads are held on; empty for all."""
     scratch_mib: int = 512
     sockets: bool = False
     layers: tuple[str, ...] = LAYERS
@@ -133,6 +135,8 @@ def isolate(plan: SandboxPlan, entered: list[str], keep: set[int]) -> list[str]:
 
     Raises OSError where not even a private folder can be made.
     """
+    if plan.cores:
+        os.sched_setaffinity(0, plan.cores)
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)

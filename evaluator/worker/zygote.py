@@ -12,6 +12,7 @@ waits for the worker and tells the judge its process id and how it ended.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import select
@@ -22,6 +23,8 @@ from collections.abc import Callable
 from typing import Any
 
 from evaluator.worker import phases, sandbox, syscalls, wire
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 Role = Callable[[socket.socket, dict[str, Any]], None]
 
@@ -60,10 +63,22 @@ def _import_everything(settings: dict[str, Any]) -> None:
     from evaluator.reference import server  # noqa: F401
     from evaluator.worker import confine  # noqa: F401
 
+    keep_freed_memory()
     torch.set_num_threads(int(settings.get("threads", 1)))
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     _touch_kernels()
+
+
+def keep_freed_memory() -> None:
+    """Makes the C allocator keep what was freed, so that neither arm pays page faults for memory that it had before.
+
+    Inherited by both arms: without it their heaps, which have different histories, would decide the ratio of tasks with
+    large results.
+    """
+    libc = ctypes.CDLL(None)
+    for option, value in ((_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, (1 << 31) - 1)):
+        libc.mallopt(ctypes.c_int(option), ctypes.c_int(value))
 
 
 def _touch_kernels() -> None:
