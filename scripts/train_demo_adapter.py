@@ -48,11 +48,10 @@ def main() -> int:
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     device = resolve_device(options.device)
     config = _config(options, device)
-    from rollout.tokenizer import ChatTokenizer
-
     from learner.engine import PolicyTrainer
     from learner.policy import load_policy, save_policy
     from learner.sft import train
+    from rollout.tokenizer import ChatTokenizer
 
     tokenizer = ChatTokenizer.load(options.model)
     source = _source(tokenizer, config.sft)
