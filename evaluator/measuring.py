@@ -1,8 +1,7 @@
 """The steps `time` and `confirm`: exclusive paired timing under a protocol, every timed call compared.
 
-Invariants: only while the device's lock is held; the protocol decides order, calls, placements and the end; the claim is
-bounded by the judge's spans.
-"""
+Invariants: only while the device's lock is held; the protocol decides order, calls, placements and the end; the claim
+is bounded by the judge's spans."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from evaluator.judgement.facts import Confirmation
 from evaluator.timing import protocols
 from evaluator.timing.clock import Disturbances, calls_per_turn, pair_of
 from evaluator.timing.plans import Stop, TimingResult
-from evaluator.timing.statistics import timer_facts
+from evaluator.timing.statistics import Pair, checked, timer_facts
 
 if TYPE_CHECKING:
     from evaluator.config import EvaluatorConfig
@@ -52,6 +51,7 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
         reference_ms=bench.server.opened["call_ms"],
     )  # fmt: skip
     bench.server.ask({"op": "bases", "secret": bench.secret()})
+    pairs: list[Pair] = []
     placement, disturbances, begin = -1, Disturbances(), time.monotonic()
     while not isinstance(plan := protocol.next(time.monotonic() - begin), Stop):
         if plan.placement != placement:
@@ -64,10 +64,11 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
         draws = [Draw(bench.secret(), mixed=True) for _ in range(min(plan.calls, slots))]
         reference, candidate = bench.pair(draws, reference_first=plan.order == "reference_first")
         spoiled = disturbances.of(reference, candidate)
-        protocol.feed(pair_of(reference, candidate, plan.placement, plan.order, spoiled=spoiled))
+        pairs.append(checked(pair_of(reference, candidate, plan.placement, plan.order, spoiled=spoiled)))
+        protocol.feed(pairs[-1])
         gate.pass_or_end()
     result = protocol.result(device.type)
-    bench.observed.timers = timer_facts(protocol.pairs)
+    bench.observed.timers = timer_facts(pairs)
     return result
 
 

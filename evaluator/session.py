@@ -101,7 +101,7 @@ class Evaluator:
         try:
             seed = secrets.randbits(48)
             request = {
-                "op": "open", "precision": task.precision, "mode": task.mode, "seed": seed, "admission": None,
+                "op": "open", "precision": task.precision, "mode": task.mode, "seed": seed, "known": False,
             }  # fmt: skip
             warm.opened = warm.ask(request, self.config.deadlines.reference_s, (source,)).answer
             warm.opened["construct_seed"] = seed

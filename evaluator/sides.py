@@ -90,14 +90,14 @@ class Side:
 
     def load(self, source: int, timeout_s: float) -> bool:
         """Runs the source (a descriptor) as a module; whether it defines the class."""
-        request = {"op": "load", "class": self.class_name}
+        request = {"op": "load", "class_name": self.class_name}
         answer, _ = self.ask(request, schema.Loaded, timeout_s, (source,))
         return bool(answer.defined)
 
     def construct(self, opened: dict[str, Any], specs: list[Any], timeout_s: float) -> dict[str, list[Any]]:
         """Makes the model; returns dtype and shape of each entry of its state."""
         request = {
-            "op": "construct", "class": self.class_name, "tree": opened["arguments"], "specs": specs,
+            "op": "construct", "class_name": self.class_name, "tree": opened["arguments"], "specs": specs,
             "seed": opened["construct_seed"], "train": opened["train"], "dtype": opened["dtype"],
             "quiet": opened["randomness"] == "dropout",
         }  # fmt: skip

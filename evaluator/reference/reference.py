@@ -1,8 +1,7 @@
 """The reference of one task: loaded from its source, admitted once, fed with drawn inputs and parameters.
 
-Invariants: inputs are functions of their draw, parameters of their seed and style alone; the task's code runs only in the
-reference server; inputs given to the reference are the server's own, so nothing a candidate writes reaches it.
-"""
+Invariants: inputs are functions of their draw, parameters of their seed and style alone; the task's code runs only in
+the reference server; inputs given to the reference are the server's own, so nothing a candidate writes reaches it."""
 
 from __future__ import annotations
 
@@ -161,10 +160,15 @@ class Reference:
 
     def set_parameters(self, seed: int | None, style: Style = "near") -> None:
         """Parameters and buffers as constructed, or random from a seed at a scale where the reference stays finite."""
+        self._copy_state(self._constructed)  # what is drawn depends on the spread of what is there
         drawn = None if seed is None else usable_state(self.subject, seed, style)
+        if drawn is not None:
+            self._copy_state(drawn)
+
+    def _copy_state(self, state: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
             for name, value in self.model.state_dict().items():
-                value.copy_(self._constructed[name] if drawn is None else drawn[name])
+                value.copy_(state[name])
 
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by name."""

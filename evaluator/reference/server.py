@@ -1,10 +1,9 @@
 """The reference server: one trusted process per task that draws inputs, knows the answers and compares.
 
 Invariants: it never sees candidate code; what it shares with a candidate are expendable copies in arenas of their own,
-its inputs, expected results, budgets and seeds lie elsewhere; it reads a candidate's results only while the candidate is
-stopped, after a snapshot into private memory. The reference that is timed runs in an arm of its own, forked like the
-candidate's; this process is never timed.
-"""
+its inputs, expected results, budgets and seeds lie elsewhere; it reads a candidate's results only while the candidate
+is stopped, after a snapshot into private memory. The reference that is timed runs in an arm of its own, forked like
+the candidate's; this process is never timed."""
 
 from __future__ import annotations
 
@@ -22,9 +21,12 @@ from evaluator.reference.reference import Reference
 from evaluator.worker import native, wire
 from evaluator.worker.phases import failure, read_text, write_text
 from evaluator.worker.tree import flatten
+from tasks.records.evaluation import Step
+from tasks.records.task import Precision
 
-Answer = tuple[dict[str, Any], list[int]]
-Handler = Callable[[dict[str, Any], list[int]], Answer]
+Answer = dict[str, Any]
+"""`fds` in it are descriptors that travel beside the message and stay open here."""
+Row = dict[str, Any]
 
 _HISTORY_CALLS = 12
 _HISTORY_PARAMETERS = 3
@@ -41,42 +43,43 @@ class Server:
         self._parameters: deque[tuple[int | None, Style]] = deque(maxlen=_HISTORY_PARAMETERS)
         self._compared = 0
 
-    def open(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
-        """Loads the task, admits it, and answers what the judge must know to run candidates."""
-        source, seed = read_text(descriptors[0]), int(request["seed"])
-        self.reference = reference = Reference.load(source, request["precision"], request["mode"], seed)
+    def open(self, fds: list[int], precision: Precision, mode: str, seed: int, known: bool) -> Answer:
+        """Loads the task and admits it; answers what the judge must know to run candidates.
+
+        `fds` are the source and, where an earlier admission is `known`, its JSON.
+        """
+        self.reference = reference = Reference.load(read_text(fds[0]), precision, mode, seed)
         self.placement = Placement(reference)
-        reference.admit(seed, request["admission"])
+        reference.admit(seed, read_text(fds[1]) if known else None)
         admission = reference.admission
-        arguments = flatten(reference.arguments, native.is_tensor)
+        specs = {name: native.spec_of(value) for name, value in reference.state().items()}
         return {
-            "op": "opened", "arguments": arguments.form, "train": reference.train,
-            "dtype": str(reference.dtype).removeprefix("torch."), "parameters": len(reference.state()),
-            "state": {name: [str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in reference.state().items()},
+            "op": "opened", "arguments": flatten(reference.arguments, native.is_tensor).form, "train": reference.train,
+            "dtype": str(reference.dtype).removeprefix("torch."),
+            "state": {name: [spec.dtype, list(spec.shape)] for name, spec in specs.items()},
             "bytes_per_call": self.placement.bytes_per_call, "call_ms": reference.call_ns / 1e6,
             "leaves": len(reference.input_bytes) + len(reference.output_bytes), "kinds": list(admission.domain.kinds),
             "degenerate": admission.degenerate, "passed": list(admission.passed), "randomness": admission.randomness,
             "repeats": admission.repeats, "poison_shows": admission.poison_shows,
-        }, []  # fmt: skip
+        }  # fmt: skip
 
-    def admission(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+    def admission(self, fds: list[int]) -> Answer:
         """What the admission found, as JSON, for another server of the same task."""
-        write_text(descriptors[0], self.reference.admission.model_dump_json())
-        return {"op": "admission"}, []
+        write_text(fds[0], self.reference.admission.model_dump_json())
+        return {"op": "admission"}
 
-    def place(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+    def place(self, slots: int, seed: int) -> Answer:
         """New arenas for `slots` calls, at new offsets; their descriptors go to the judge and on to the worker."""
-        shared = self.placement.make(int(request["slots"]), random.Random(request["seed"]))
-        return {"op": "placed", "specs": self.placement.argument_specs}, shared
+        shared = self.placement.make(slots, random.Random(seed))
+        return {"op": "placed", "specs": self.placement.argument_specs, "fds": shared}
 
-    def parameters(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+    def parameters(self, seed: int | None, style: Style) -> Answer:
         """Parameters as constructed or random from a seed, in the reference and as a copy in the parameter arena."""
-        chosen = (request["seed"], request["style"])
-        self._parameters.append(chosen)
-        self.reference.set_parameters(*chosen)
-        return {"op": "took", "entries": self.placement.write_state(self.reference.state())}, []
+        self._parameters.append((seed, style))
+        self.reference.set_parameters(seed, style)
+        return {"op": "took", "entries": self.placement.write_state(self.reference.state())}
 
-    def forget(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+    def forget(self) -> Answer:
         """A new candidate begins: nothing of the last one counts as an earlier answer."""
         self._history.clear()
         self._parameters.clear()
@@ -84,35 +87,34 @@ class Server:
         self.reference.use_bases(None)
         self._draws = []
         self._compared = 0
-        return {"op": "forgot"}, []
+        return {"op": "forgot"}
 
-    def bases(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+    def bases(self, secret: int | None) -> Answer:
         """New base draws for the inputs of timed calls."""
-        self.reference.use_bases(request["secret"])
-        return {"op": "based"}, []
+        self.reference.use_bases(secret)
+        return {"op": "based"}
 
-    def draw(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+    def draw(self, draws: list[dict[str, Any]]) -> Answer:
         """Fresh inputs for the next turn of both arms; output slots are poisoned."""
         self._history.extend(self._draws)
-        self._draws = request["draws"]
+        self._draws = draws
         write, inputs = self.placement.write_call, self.reference.inputs
-        return {"op": "drawn", "calls": [write(index, inputs(draw)) for index, draw in enumerate(self._draws)]}, []
+        return {"op": "drawn", "calls": [write(index, inputs(draw)) for index, draw in enumerate(draws)]}
 
-    def compare(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+    def compare(self, results: list[Row], expected: list[Row], step: Step, reloaded: bool) -> Answer:
         """Judges the results in the candidate's output arena against those in the reference arm's, call by call."""
         place = self.placement
         place.take_snapshot(len(self._draws))
         verdicts: list[dict[str, Any] | None] = []
-        for index, (answer, right) in enumerate(zip(request["results"], request["expected"], strict=True)):
-            expected = place.leaves(place.expected, index, right["leaves"])
-            draw = self._draws[index]
-            outputs = self._comparable(index, answer, expected)
+        for index, (answer, told, draw) in enumerate(zip(results, expected, self._draws, strict=True)):
+            right = place.leaves(place.expected, index, told["leaves"])
+            outputs = self._comparable(index, answer["leaves"], right)
             if outputs is None:
                 verdicts.append(None)
                 continue
             result = compare_call(
-                outputs, expected, self.reference.budget(draw["kind"]), earlier=self._earlier(index),
-                pattern=place.poison_pattern(expected), step=request["step"], reloaded=bool(request["reloaded"]),
+                outputs, right, self.reference.budget(draw["kind"]), earlier=self._earlier(index),
+                pattern=place.poison_pattern(right), step=step, reloaded=reloaded,
                 seed=int(draw["seed"]), call=self._compared + index,
             )  # fmt: skip
             verdicts.append(result.model_dump(mode="json"))
@@ -120,29 +122,31 @@ class Server:
         return {
             "op": "compared", "calls": verdicts, "inputs_changed": place.changed_inputs(len(self._draws)),
             "guards_broken": place.broken_guards(), "buffers_wrong": [],
-        }, []  # fmt: skip
+        }  # fmt: skip
 
-    def late(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+    def late(self) -> Answer:
         """How many results in the output arena differ from the last snapshot."""
-        return {"op": "late", "writes": self.placement.changed_results(len(self._draws))}, []
+        return {"op": "late", "writes": self.placement.changed_results(len(self._draws))}
 
-    def relate(self, request: dict[str, Any], descriptors: list[int]) -> Answer:
+    def relate(self, leaves: list[Row], expected: list[Row]) -> Answer:
         """Whether the candidate's and the reference's results of the first two calls are equal bit for bit."""
         place = self.placement
         place.take_snapshot(2)
-        right = [place.leaves(place.expected, i, request["expected"]) for i in (0, 1)]
-        given = [self._comparable(i, {"leaves": request["leaves"]}, right[i]) for i in (0, 1)]
+        right = [place.leaves(place.expected, i, expected) for i in (0, 1)]
+        given = [self._comparable(i, leaves, right[i]) for i in (0, 1)]
         same = given[0] is not None and given[1] is not None and same_bits(given[0], given[1])
-        return {"op": "related", "candidate": same, "reference": same_bits(right[0], right[1])}, []
+        return {"op": "related", "candidate": same, "reference": same_bits(right[0], right[1])}
 
-    def _comparable(self, index: int, answer: dict[str, Any], expected: Leaves) -> Leaves | None:
-        """The snapshot's tensors, or None where shapes, dtypes or paths are not the reference's."""
-        leaves = answer["leaves"]
+    def _comparable(self, index: int, leaves: list[Row], expected: Leaves) -> Leaves | None:
+        """The snapshot's tensors, or None where paths, shapes or kinds of dtype are not the reference's."""
         if [leaf["path"] for leaf in leaves] != [path for path, _ in expected]:
             return None
         for leaf, (_, tensor) in zip(leaves, expected, strict=True):
             shape, stride = tuple(leaf["shape"]), tuple(leaf["stride"])
-            if shape != tuple(tensor.shape) or native.DTYPES.get(leaf["dtype"]) is not tensor.dtype:
+            dtype = native.DTYPES.get(leaf["dtype"])
+            if shape != tuple(tensor.shape) or dtype is None:
+                return None
+            if dtype is not tensor.dtype and not (dtype.is_floating_point and tensor.is_floating_point()):
                 return None
             if len(stride) != len(shape) or not native.dense(shape, stride):
                 return None
@@ -156,7 +160,7 @@ class Server:
         reference = self.reference
         for draw in [*self._draws[:index], *reversed(self._history)]:
             yield reference.answer(draw)
-        newest = self._parameters[-1] if self._parameters else (None, "near")
+        newest: tuple[int | None, Style] = self._parameters[-1] if self._parameters else (None, "near")
         for chosen in list(self._parameters)[:-1]:
             reference.set_parameters(*chosen)
             answer = reference.answer(self._draws[index])
@@ -170,7 +174,7 @@ OPERATIONS = ("open", "admission", "bases", "place", "parameters", "forget", "dr
 def serve(channel: socket, settings: dict[str, Any]) -> None:
     """Serves the judge until it closes the channel; a failed request is answered, never fatal."""
     server = Server()
-    handlers: dict[str, Handler] = {name: getattr(server, name) for name in OPERATIONS}
+    handlers: dict[str, Callable[..., Answer]] = {name: getattr(server, name) for name in OPERATIONS}
     os.sched_setaffinity(0, set(settings["cores"]))
     wire.send(channel, {"op": "ready"})
     while True:
@@ -178,10 +182,11 @@ def serve(channel: socket, settings: dict[str, Any]) -> None:
             request, descriptors = wire.receive_trusted(channel)
         except wire.WireClosed:
             return
+        operation = str(request.pop("op"))
         try:
-            answer, shared = handlers[request["op"]](request, descriptors)
+            answer = handlers[operation](**request, **({"fds": descriptors} if descriptors else {}))
         except Exception as error:  # noqa: BLE001  the task's code may raise anything
-            answer, shared = failure(request["op"], error), []
-        wire.send(channel, answer, shared)
-        for number in set(descriptors) - set(shared):
+            answer = failure(operation, error)
+        wire.send(channel, answer, answer.pop("fds", ()))
+        for number in descriptors:
             os.close(number)

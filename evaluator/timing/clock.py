@@ -68,8 +68,8 @@ class Disturbances:
     """Notices turns in which others ran on the arms' core during the burst, by the kernel's accounts.
 
     What a turn runs beside its burst is known from the reference arm; a burst that is longer than what its arm ran, by
-    a time that its threads spent waiting for the processor, was interrupted. A candidate cannot bring that about: its own
-    threads that wait for each other run all the time, one that sleeps does not wait.
+    a time that its threads spent waiting for the processor, was interrupted. A candidate cannot bring that about: its
+    own threads that wait for each other run all the time, one that sleeps does not wait.
     """
 
     def __init__(self) -> None:

@@ -1,17 +1,13 @@
 """Arms and turns: who may run now, for how long, and what the judge saw of it.
 
-Invariants: an arm is stopped whenever it has no turn; a turn begins only when the other arm is seen stopped, and its span
-ends when every thread of the arm is seen stopped again, so that nothing the arm says can shorten it; each request has
-one deadline, and memory is watched while the judge waits.
-"""
+Invariants: an arm is stopped whenever it has no turn; a turn begins only when the other arm is seen stopped, and its
+span ends when every thread of the arm is seen stopped again, so that nothing the arm says can shorten it; each request
+has one deadline, and memory is watched while the judge waits."""
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import os
-=======
 import signal
->>>>>>> 50d0cf6 (Processes of the evaluator: zygote, worker, reference server, turns and flow)
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

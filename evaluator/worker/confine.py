@@ -73,7 +73,7 @@ _FILE_RIGHTS = AccessFS.READ_FILE | AccessFS.WRITE_FILE | AccessFS.EXECUTE | Acc
 
 
 def filter_calls(*, sockets: bool = False) -> None:
-    """The filter that stands from load on: no sessions, no signals to others, no namespaces, no debugging, no sockets."""
+    """The filter that stands from load on: no sessions, signals to others, namespaces, debugging or sockets."""
     filter_ = Filter(flags=FilterFlag.SPEC_ALLOW)
     pid = os.getpid()
     for name in _NEVER:

@@ -24,7 +24,7 @@ from evaluator.worker.tree import TensorSpec, unflatten
 _TEXT_LIMIT = 4000
 _FILE = "candidate.py"
 
-Handler = Callable[[dict[str, Any], list[int]], dict[str, Any]]
+Answer = dict[str, Any]
 
 
 class NotAModel(TypeError):
@@ -44,92 +44,90 @@ class Worker:
         self._functions = tripwire.functions()
         self._settings = tripwire.settings()
 
-    def load(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def load(self, class_name: str, fds: list[int]) -> Answer:
         """Runs the source as a module; answers whether it defines the class that was asked for."""
-        text = read_text(descriptors[0])
+        text = read_text(fds[0])
         module = types.ModuleType("candidate")
         module.__file__ = _path()
         sys.modules["candidate"] = module
         with open(_FILE, "w") as file:  # inspect.getsource and compilers of annotated functions read it
             file.write(text)
         exec(compile(text, module.__file__, "exec"), module.__dict__)
-        return {"op": "loaded", "defined": isinstance(module.__dict__.get(request["class"]), type)}
+        return {"op": "loaded", "defined": isinstance(module.__dict__.get(class_name), type)}
 
-    def construct(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def construct(
+        self, class_name: str, tree: Any, specs: list[Any], seed: int, train: bool, dtype: str, quiet: bool
+    ) -> Answer:
         """Makes the model from its arguments; answers names, dtypes and shapes of its state."""
-        tensors = [burst.view(self._parameters, TensorSpec.from_wire(spec)).clone() for spec in request["specs"]]
-        torch.manual_seed(int(request["seed"]))
-        name = request["class"]
-        model = sys.modules["candidate"].__dict__[name](*unflatten(request["tree"], tensors))
+        tensors = [burst.view(self._parameters, TensorSpec.from_wire(spec)).clone() for spec in specs]
+        torch.manual_seed(seed)
+        model = sys.modules["candidate"].__dict__[class_name](*unflatten(tree, tensors))
         if not isinstance(model, torch.nn.Module):
-            raise NotAModel(f"{name} made a {type(model).__name__}, not a torch.nn.Module")
-        model.to(native.DTYPES[request["dtype"]])
-        model.train(bool(request["train"]))
-        if request["quiet"]:
+            raise NotAModel(f"{class_name} made a {type(model).__name__}, not a torch.nn.Module")
+        model.to(native.DTYPES[dtype])
+        model.train(train)
+        if quiet:
             _quieten(model)
         self._model = model
         return {"op": "constructed", "state": {name: _entry(value) for name, value in model.state_dict().items()}}
 
-    def map(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def map(self, fds: list[int]) -> Answer:
         """Takes new arenas: inputs, outputs, parameters."""
         self._held, self._earlier = [], []
         for arena in (self._inputs, self._outputs, self._parameters):
             arena.close()
-        self._inputs, self._outputs, self._parameters = (Arena.attach(number) for number in descriptors)
+        self._inputs, self._outputs, self._parameters = (Arena.attach(number) for number in fds)
         return {"op": "mapped"}
 
-    def parameters(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def parameters(self, entries: dict[str, Any]) -> Answer:
         """Loads the state that lies in the parameter arena, in place."""
-        entries = request["entries"].items()
-        state = {name: burst.view(self._parameters, TensorSpec.from_wire(spec)) for name, spec in entries}
+        state = {name: burst.view(self._parameters, TensorSpec.from_wire(spec)) for name, spec in entries.items()}
         missing, unexpected = self._model.load_state_dict(state, strict=False)
         return {"op": "took", "missing": [str(name) for name in missing], "unexpected": [str(n) for n in unexpected]}
 
-    def run(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def run(self, calls: list[dict[str, Any]], hold: bool, each: bool) -> Answer:
         """One burst: K calls, then delivery of every result.
 
         With `hold` the results stay alive until another burst without it, as a caller's would. With `each` a result
         is delivered before the next call, for rules under which it dies there.
         """
-        calls = burst.read_calls(self._inputs, request["calls"])
         delivery = burst.Delivery(self._outputs, self._inputs, self._model)
-        if request["each"]:
-            return self._run_each(calls, request, delivery)
-        results, stamps = burst.run_burst(self._model, calls)
+        inputs, slots = burst.read_calls(self._inputs, calls), [call["slots"] for call in calls]
+        if each:
+            return self._run_each(inputs, slots, delivery)
+        results, stamps = burst.run_burst(self._model, inputs)
         earlier = list(self._earlier)
-        answers = []
-        for result, call in zip(results, request["calls"], strict=True):
-            answers.append(delivery.deliver(result, call["slots"], earlier))
-        if request["hold"]:
+        answers = [delivery.deliver(result, place, earlier) for result, place in zip(results, slots, strict=True)]
+        if hold:
             self._earlier = earlier
-            self._held += [(result, call["slots"]) for result, call in zip(results, request["calls"], strict=True)]
+            self._held += zip(results, slots, strict=True)
         else:
             self._held, self._earlier = [], []
         return {"op": "ran", "stamps": stamps, "results": answers}
 
-    def _run_each(self, calls: list[list[Any]], request: dict[str, Any], delivery: burst.Delivery) -> dict[str, Any]:
+    def _run_each(self, calls: list[list[Any]], slots: list[list[list[int]]], delivery: burst.Delivery) -> Answer:
         answers, stamps = [], [0]
-        for inputs, call in zip(calls, request["calls"], strict=True):
+        for inputs, place in zip(calls, slots, strict=True):
             (result,), (begin, end) = burst.run_burst(self._model, [inputs])
             stamps.append(stamps[-1] + end - begin)
-            answers.append(delivery.deliver(result, call["slots"], []))
+            answers.append(delivery.deliver(result, place, []))
         return {"op": "ran", "stamps": stamps, "results": answers}
 
-    def redeliver(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def redeliver(self) -> Answer:
         """Delivers the results that are still held once more: they may have changed since."""
         delivery = burst.Delivery(self._outputs)
         for result, slots in self._held:
             delivery.deliver(result, slots, [])
         return {"op": "redelivered"}
 
-    def trace(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def trace(self, calls: list[dict[str, Any]]) -> Answer:
         """Runs the calls one by one under a tracer; results are dropped."""
-        for inputs in burst.read_calls(self._inputs, request["calls"]):
+        for inputs in burst.read_calls(self._inputs, calls):
             with torch.no_grad():
-                self._trace.run(lambda inputs=inputs: self._model(*inputs))
+                self._trace.run(self._model, inputs)
         return {"op": "traced", **self._trace.report()}
 
-    def inspect(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def inspect(self) -> Answer:
         """What the candidate changed in its process, and the compilers that it used."""
         replaced, settings = tripwire.replaced(self._functions), tripwire.changed_settings(self._settings)
         return {
@@ -137,9 +135,9 @@ class Worker:
             "programs": list(shim.programs()),
         }  # fmt: skip
 
-    def seal(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def seal(self, filter: bool) -> Answer:
         """No new programs and processes from here on."""
-        if request["filter"]:
+        if filter:
             confine.seal()
         return {"op": "sealed"}
 
@@ -167,7 +165,7 @@ def work(channel: socket, settings: dict[str, Any]) -> None:
     """Serves the judge's requests until it closes the channel."""
     shim.install(_asking(channel))
     worker = Worker()
-    handlers: dict[str, Handler] = {name: getattr(worker, name) for name in OPERATIONS}
+    handlers: dict[str, Callable[..., Answer]] = {name: getattr(worker, name) for name in OPERATIONS}
     send, receive = wire.send, wire.receive_trusted
     forget_project(str(settings.get("root", "")))
     while True:
@@ -175,18 +173,19 @@ def work(channel: socket, settings: dict[str, Any]) -> None:
             request, descriptors = receive(channel)
         except wire.WireClosed:
             return
+        operation = str(request["op"])
         try:
-            answer = handlers[request["op"]](request, descriptors)
+            answer = handlers[request.pop("op")](**request, **({"fds": descriptors} if descriptors else {}))
         except BaseException as error:  # noqa: BLE001  the candidate may raise anything at all
-            answer = failure(request["op"], error)
-        for number in descriptors if request["op"] != "map" else ():
+            answer = failure(operation, error)
+        for number in descriptors if operation != "map" else ():
             os.close(number)
         try:
             send(channel, answer)
         except ValueError:
             send(
                 channel,
-                {"op": "failed", "stage": request["op"], "kind": "Answer", "text": "answer too large", "line": 0},
+                {"op": "failed", "stage": operation, "kind": "Answer", "text": "answer too large", "line": 0},
             )
 
 

@@ -1,9 +1,8 @@
 """The judge's handles on its other processes: the zygote, and each child that was forked from it.
 
-Invariants: the judge can stop, continue and kill a child's whole process group at any time; a child is stopped only when
-every one of its threads is seen stopped; `kill` returns when nothing of the child is left. No handle is shared between
-threads.
-"""
+Invariants: the judge can stop, continue and kill a child's whole process group at any time; a child is stopped only
+when every one of its threads is seen stopped; `kill` returns when nothing of the child is left. No handle is shared
+between threads."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ class Child:
         return 0
 
     def cpu_ns(self) -> tuple[int, int]:
-        """Time that all living threads ran, and time that they waited for a processor; zeros when the process is gone."""
+        """Time that all living threads ran, and that they waited for a processor; zeros when the process is gone."""
         ran = waited = 0
         with contextlib.suppress(OSError, ValueError, IndexError):
             for thread in os.listdir(f"/proc/{self.pid}/task"):

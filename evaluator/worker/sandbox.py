@@ -88,13 +88,15 @@ def interpreter_trees() -> tuple[str, ...]:
     return tuple(sorted(os.path.realpath(tree) for tree in trees if os.path.isdir(tree)))
 
 
-SYSTEM_TREES = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/opt", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime",
-                "/etc/alternatives", "/etc/passwd", "/etc/nsswitch.conf", "/sys/devices/system", "/sys/fs/cgroup")  # fmt: skip
+SYSTEM_TREES = (
+    "/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime",
+    "/etc/alternatives", "/etc/passwd", "/etc/nsswitch.conf", "/sys/devices/system", "/sys/fs/cgroup",
+)  # fmt: skip
 PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def private_files(plan: SandboxPlan, entered: list[str]) -> str:
-    """Makes the scratch folder, and a private /dev/shm and /proc where mounts are allowed; returns the scratch folder."""
+    """Makes the scratch folder, and a private /dev/shm and /proc where mounts are allowed; returns the folder."""
     if "mount" not in entered:
         return _plain_scratch(plan)
     try:
@@ -171,8 +173,11 @@ def _private_environment(scratch: str) -> None:
     work = os.path.join(scratch, "work")
     os.makedirs(work, mode=0o700, exist_ok=True)
     os.chdir(work)
-    os.environ.update(HOME=scratch, TMPDIR=scratch, TORCH_EXTENSIONS_DIR=os.path.join(scratch, "extensions"),
-                      TRITON_CACHE_DIR=os.path.join(scratch, "triton"), XDG_CACHE_HOME=os.path.join(scratch, "cache"))  # fmt: skip
+    os.environ.update(HOME=scratch, TMPDIR=scratch)
+    for name, folder in (
+        ("TORCH_EXTENSIONS_DIR", "extensions"), ("TRITON_CACHE_DIR", "triton"), ("XDG_CACHE_HOME", "cache"),
+    ):  # fmt: skip
+        os.environ[name] = os.path.join(scratch, folder)
 
 
 def _neutral_command_line() -> None:

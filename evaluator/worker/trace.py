@@ -27,13 +27,13 @@ class CallTrace:
         self.swallowed: list[str] = []
         self._seen: list[str] = []
 
-    def run(self, call: Callable[[], Any]) -> Any:
+    def run(self, model: Callable[..., Any], inputs: list[Any]) -> Any:
         """Runs one call; its exceptions pass through."""
         self._seen = []
         before = sys.gettrace()
         sys.settrace(self._global)
         try:
-            result = call()
+            result = model(*inputs)
         finally:
             sys.settrace(before)
         self.calls += 1
@@ -42,7 +42,7 @@ class CallTrace:
             self.swallowed += [text for text in self._seen if text not in self.swallowed][:4]
         return result
 
-    def _global(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def _global(self, frame: FrameType, _event: str, _argument: Any) -> Any:
         return self._local if frame.f_code.co_filename == self._filename else None
 
     def _local(self, frame: FrameType, event: str, argument: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a candidate changed in its own process: functions that are no longer the same object, settings that differ at rest.
+"""What a candidate changed in its own process: functions that are another object now, settings that differ at rest.
 
 Invariant: a tripwire only. What it finds is reported and judged; nothing rests on its silence, since clock, comparison
 and reference live in other processes.
