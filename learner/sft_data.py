@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from learner.batch import TokenSequence
@@ -79,10 +80,19 @@ def default_source(
             prompt_id=f"sft/{task.content_hash[:12]}", device_type=device_type(config),
         )  # fmt: skip
 
+    @cache
+    def generate(family: str, index: int) -> Task:
+        return procedural.generate(family, index, size=config.size)
+
+    @cache
+    def seeds(task_id: str) -> Sequence[Any]:
+        family, _, index = task_id.removeprefix("procedural:").partition("/")
+        return procedural.seed_kernels(generate(family, int(index)))
+
     return PairSource(
         families=procedural.TRAINING_FAMILIES,
-        generate=lambda family, index: procedural.generate(family, index, size=config.size),
-        seed_kernels=procedural.seed_kernels,
+        generate=generate,
+        seed_kernels=lambda task: seeds(task.id),
         split_of=split_of,
         build_prompt=prompt,
         render_completion=render_completion,

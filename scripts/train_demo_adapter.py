@@ -6,7 +6,7 @@
 Building 16,000 pairs takes minutes of CPU; to spare an accelerator the wait, build them before:
 
     python scripts/train_demo_adapter.py --model MODEL_DIR --out PAIRS_DIR --build-only --pairs 16000
-    python scripts/train_demo_adapter.py --model MODEL_DIR --out OUT_DIR --minutes 4 --pairs-file PAIRS_DIR/pairs.jsonl.gz
+    python scripts/train_demo_adapter.py --model MODEL_DIR --out OUT_DIR --pairs-file PAIRS_DIR/pairs.jsonl.gz ...
 
 OUT_DIR gets `adapter/` (bf16 safetensors), `recipe.json` (seed, versions, data hash, losses), `sft.jsonl` (loss curve),
 `samples.jsonl` (to be judged by `kontrast evaluate --batch`, or any evaluator) and `progress.txt`.
