@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from tasks.errors import UsageError
-from tasks.procedural import DEMO_TASKS, FAMILIES, HELD_OUT_FAMILIES, TRAINING_FAMILIES, generate, seed_kernels
+from tasks.procedural import (
+    DEMO_TASKS,
+    FAMILIES,
+    HELD_OUT_FAMILIES,
+    TRAINING_FAMILIES,
+    generate,
+    seed_kernels,
+    starter_kernels,
+)  # fmt: skip
 from tasks.procedural.family import Draw
 from tasks.procedural.seeding import SPEEDS, rows_of_block
 from tasks.records import Task
@@ -93,6 +101,15 @@ def test_training_families_have_seeds_of_three_speeds(family: str, size: Any) ->
             assert seed.reason.endswith(".")
             assert len(seed.reason.split()) <= 16
         assert sum(bool(seed.parameters) for seed in seeds) >= 3
+
+
+@pytest.mark.parametrize("family", TRAINING_FAMILIES)
+def test_a_run_starts_with_one_seed_of_each_class(family: str) -> None:
+    task = generate(family, 7, "cpu")
+    starters = starter_kernels(task)
+    assert [seed.speed for seed in starters] == list(SPEEDS)
+    assert all(s in seed_kernels(task) for s in starters)
+    assert starter_kernels(task) == starters
 
 
 @pytest.mark.parametrize("family", HELD_OUT_FAMILIES)
