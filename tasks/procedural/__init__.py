@@ -21,7 +21,7 @@ from tasks.procedural import (
     structured_matmul,
 )
 from tasks.procedural.family import Draw, Family, Size, Spec
-from tasks.procedural.seeding import SPEEDS, SeedKernel, seeds_of
+from tasks.procedural.seeding import SeedKernel, seeds_of
 from tasks.records import Task
 from tasks.records.task import Mode, Precision
 
@@ -48,7 +48,6 @@ reference on one thread, whatever the allocator does. The second and fourth are 
 
 __all__ = [
     "DEMO_TASKS", "FAMILIES", "HELD_OUT_FAMILIES", "TRAINING_FAMILIES", "SeedKernel", "generate", "seed_kernels",
-    "starter_kernels",
 ]  # fmt: skip
 
 
@@ -70,9 +69,10 @@ def generate(
 
 
 def seed_kernels(task: Task) -> list[SeedKernel]:
-    """Verified kernels for a generated task, slowest class first, each template with all values of its parameter.
+    """Verified kernels for a generated task, slowest class first; none for held-out families and other suites.
 
-    None for held-out families and other suites.
+    Of a template's parameter each task gets few of the possible values: a policy that learned from many tasks knows
+    more of them, so that what it writes need not be one of this task's seeds.
 
     The task's id says how it was drawn and its source at which size; UsageError for a source that the id does not give.
     """
@@ -82,19 +82,8 @@ def seed_kernels(task: Task) -> list[SeedKernel]:
     for size in ("cpu", "gpu"):
         spec = _spec(task.family, index, size)
         if spec.source == task.source:
-            return seeds_of(task.family, spec, size)
+            return seeds_of(task.family, spec, size, Draw("seeds", task.family, index))
     raise UsageError(f"{task.id} is not what this version generates for that id; load the task again by its id")
-
-
-def starter_kernels(task: Task) -> list[SeedKernel]:
-    """The seeds that a run begins with: one of each class, slowest first, chosen by the task's content.
-
-    Another value of a template's parameter is then a kernel that the run has not seen.
-    """
-    seeds = seed_kernels(task)
-    draw = Draw("starter", task.content_hash)
-    by_class = ([seed for seed in seeds if seed.speed == speed] for speed in SPEEDS)
-    return [draw.choice(of_class) for of_class in by_class if of_class]
 
 
 def _spec(family: str, index: int, size: Size) -> Spec:
