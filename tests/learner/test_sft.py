@@ -26,11 +26,11 @@ def pairs(count: int, first: int = 0) -> list[SftPair]:
     return made
 
 
-def trainer(folder: Path, stage: int = 1) -> PolicyTrainer:
-    policy = load_policy(PolicyConfig(model=str(folder), dtype="fp32", lora_rank=8))
-    return PolicyTrainer(
-        policy, OptimizerConfig(learning_rate=2e-2, decay="cosine"), DeepSpeedConfig(zero_stage=stage), device="cpu"
-    )
+def trainer(folder: Path) -> PolicyTrainer:
+    """Trains every weight: the frozen output layer of a random model would leave an adapter little to reach."""
+    policy = load_policy(PolicyConfig(model=str(folder), dtype="fp32", lora_rank=0))
+    schedule = OptimizerConfig(learning_rate=2e-2, decay="cosine")
+    return PolicyTrainer(policy, schedule, DeepSpeedConfig(zero_stage=1), device="cpu")
 
 
 def config(steps: int, **kinds: float) -> SftConfig:
