@@ -17,7 +17,6 @@ from evaluator.timing.turns import Arm, ArmFault
 from evaluator.worker.process import Zygote
 from tasks.records import Candidate, Evaluation, Task
 
-
 _INDUCTOR = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",

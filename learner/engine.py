@@ -176,7 +176,9 @@ class PolicyTrainer:
         import torch
 
         own = folder / f"rng-{self.rank}.pt"
-        state = torch.load(own, weights_only=False) if own.is_file() else {"layout": "other ranks"}
+        state: dict[str, Any] = {"layout": "other ranks"}
+        if own.is_file():
+            state = torch.load(own, weights_only=False)
         if state["layout"] != self._layout():
             raise CheckpointError(
                 f"{folder} was written with {state['layout']}, and this learner has {self._layout()}: resume with the "

@@ -160,7 +160,6 @@ def test_vllm_gives_way_to_transformers_with_one_sentence(
     tiny_model: Path, tiny_config: RolloutConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.delitem(sys.modules, "rollout.engines.vllm", raising=False)
     with caplog.at_level(logging.WARNING):
         engine = create_engine(tiny_config.model_copy(update={"engine": "vllm"}), model=tiny_model)
     assert engine.name == "transformers"
@@ -172,8 +171,6 @@ def test_vllm_gives_way_to_transformers_with_one_sentence(
 def test_a_failed_probe_gives_way_too(
     tiny_model: Path, tiny_config: RolloutConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import rollout.engines.vllm as vllm_module
-
     class Broken:
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
@@ -181,7 +178,7 @@ def test_a_failed_probe_gives_way_too(
         def admit(self, request: Any) -> None:
             raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr(vllm_module, "VllmStepper", Broken)
+    monkeypatch.setattr("rollout.engines.vllm.VllmStepper", Broken)
     engine = create_engine(tiny_config.model_copy(update={"engine": "vllm"}), model=tiny_model)
     assert engine.name == "transformers"
     assert "torchvision::nms" in caplog.text
