@@ -197,29 +197,37 @@ def find_exact_bits(subject: Subject, domain: Domain, seed: int, oracle: Oracle 
     oracle = oracle or Oracle(subject)
     if not any(trait.perturbable for trait in domain.traits):
         return 0
-    for bits in EXACT_BITS:
-        try:
-            if _is_exact(subject, oracle, domain.traits, seed, bits):
-                return bits if _is_linear(oracle, subject, domain.traits, seed, bits) else 0
-        except OracleImpossible:
-            return 0
+    drawn = subject.draw(seed)
+    state = draw_state(subject.module, seed, "exact")
+    try:
+        for bits in EXACT_BITS:
+            inputs = exact_inputs(drawn, domain.traits, seed, bits)
+            truth = oracle.run(inputs, state)
+            if not _are_integers(truth):
+                return 0
+            if _rounds_nothing(subject, oracle, inputs, state, truth):
+                return bits if _is_linear(oracle, inputs, drawn, domain.traits, state, seed, bits) else 0
+    except OracleImpossible:
+        return 0
     return 0
 
 
-def _is_exact(subject: Subject, oracle: Oracle, traits: Sequence[InputTrait], seed: int, bits: int) -> bool:
-    inputs = exact_inputs(subject.draw(seed), traits, seed, bits)
-    state = draw_state(subject.module, seed, "exact")
-    outputs, truth = subject.run(inputs, state), oracle.run(inputs, state)
-    if not all(leaf.is_floating_point() for _, leaf in outputs):
-        return False
+def _are_integers(truth: Leaves) -> bool:
+    """Whether exact outputs are floating integers, not all zero: no other number of bits can change that."""
+    floating = all(leaf.is_floating_point() and torch.equal(leaf, leaf.round()) for _, leaf in truth)
+    return floating and any(bool((leaf != 0).any()) for _, leaf in truth)
+
+
+def _rounds_nothing(
+    subject: Subject, oracle: Oracle, inputs: Sequence[Any], state: Mapping[str, torch.Tensor], truth: Leaves
+) -> bool:
+    """Whether the declared precision gives the exact outputs, and every partial sum is small enough to be exact."""
+    outputs = subject.run(inputs, state)
     for (_, leaf), (_, true) in zip(outputs, truth, strict=True):
-        if leaf.shape != true.shape or not torch.equal(leaf.double(), true) or not torch.equal(true, true.round()):
+        if not leaf.is_floating_point() or leaf.shape != true.shape or not torch.equal(leaf.double(), true):
             return False
-    if not any(bool((leaf != 0).any()) for _, leaf in outputs):
-        return False
-    positive = oracle.run(
-        [map_tensors(value, _positive) for value in inputs], {k: _positive(v) for k, v in state.items()}
-    )
+    positive_state = {name: _positive(value) for name, value in state.items()}
+    positive = oracle.run([map_tensors(value, _positive) for value in inputs], positive_state)
     return all(bool((leaf.abs() < EXACT_LIMIT).all()) for _, leaf in positive)
 
 
@@ -227,11 +235,17 @@ def _positive(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.abs() if tensor.is_floating_point() else tensor
 
 
-def _is_linear(oracle: Oracle, subject: Subject, traits: Sequence[InputTrait], seed: int, bits: int) -> bool:
+def _is_linear(
+    oracle: Oracle,
+    first: Sequence[Any],
+    drawn: Sequence[Any],
+    traits: Sequence[InputTrait],
+    state: Mapping[str, torch.Tensor],
+    seed: int,
+    bits: int,
+) -> bool:
     """Additive (up to a constant) in each floating input with the others held."""
-    state = draw_state(subject.module, seed, "exact")
-    base = subject.draw(seed)
-    first, second = exact_inputs(base, traits, seed, bits), exact_inputs(base, traits, seed + 1, bits)
+    second = exact_inputs(drawn, traits, seed + 1, bits)
     for trait in traits:
         if not trait.perturbable:
             continue

@@ -6,10 +6,14 @@ import importlib
 import re
 from pathlib import Path
 
+import pytest
+from pydantic import ValidationError
+
 import evaluator
+from evaluator import EvaluatorConfig
 from evaluator.judgement.defences import ALL_DEFENCES, DEFENCES
 from evaluator.judgement.defences.aliasing import overlapping, self_overlapping
-from evaluator.judgement.defences.state_growth import allowed_bytes
+from evaluator.judgement.defences.state_growth import MemoryLog, allowed_bytes
 from evaluator.judgement.facts import Facts
 from evaluator.judgement.rules import MIB, Rules
 
@@ -73,3 +77,26 @@ def test_growth_is_allowed_by_the_larger_bound() -> None:
     rules = Rules()
     assert allowed_bytes(1 * MIB, rules) == 256 * MIB
     assert allowed_bytes(100 * MIB, rules) == 400 * MIB
+
+
+def test_the_memory_log_tells_a_hoard_from_a_reserve() -> None:
+    """A reserve of 384 MiB fills over twelve calls; a hoard adds 20 MiB a call."""
+    reserve, hoard = MemoryLog(), MemoryLog()
+    for number in range(20):
+        reserve.add((100 + min(32 * number, 384)) * MIB, 2)
+        hoard.add((100 + 40 * number) * MIB, 2)
+    assert (reserve.grown_bytes, reserve.calls, reserve.still_growing) == (384 * MIB, 38, False)
+    assert (hoard.grown_bytes, hoard.calls, hoard.still_growing) == (760 * MIB, 38, True)
+
+
+def test_the_memory_log_begins_after_the_first_call() -> None:
+    log = MemoryLog()
+    assert (log.grown_bytes, log.calls, log.still_growing) == (0, 0, True)
+    log.add(900 * MIB, 1)
+    assert (log.grown_bytes, log.calls) == (0, 0)
+
+
+def test_only_defences_that_exist_can_be_turned_off() -> None:
+    assert EvaluatorConfig(defences_off=("nan_masks",)).defences_off == ("nan_masks",)
+    with pytest.raises(ValidationError, match="no defence nan_mask;"):
+        EvaluatorConfig(defences_off=("nan_mask",))
