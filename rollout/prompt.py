@@ -1,8 +1,8 @@
 """The contrastive prompt: a task, earlier kernels with their measured speedups, and how to answer (CUDA-L1, section 3).
 
-Pure but for its metrics, and golden-tested. Exemplars are shown worst first. The prompt keeps a token budget, counted by the tokenizer with
-the chat template applied: an exemplar that does not fit is swapped for a shorter one of its bucket, then dropped, the
-worst first; code is never cut.
+Pure but for its metrics, golden-tested. Exemplars are shown worst first. The prompt keeps a token budget, counted by
+the tokenizer with the chat template applied: an exemplar that does not fit is swapped for a shorter one of its bucket,
+then dropped, the worst first; code is never cut.
 """
 
 from __future__ import annotations
