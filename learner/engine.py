@@ -235,6 +235,7 @@ def _deepspeed_engine(
     os.environ.setdefault("DS_ACCELERATOR", "cpu" if device == "cpu" else "cuda")
     import deepspeed
 
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # Its shared-memory collectives are compiled on first use, which takes a minute and which gloo does not need.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     bf16 = trainable[0].dtype == torch.bfloat16

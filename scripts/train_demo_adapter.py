@@ -52,7 +52,6 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True,
         handlers=[logging.StreamHandler(sys.stdout), logging.FileHandler(options.out / "progress.txt")],
     )  # fmt: skip
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     device = resolve_device(options.device)
     config = _config(options, device)
     from learner.engine import PolicyTrainer

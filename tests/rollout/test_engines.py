@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ import pytest
 from rollout.config import RolloutConfig, SamplingConfig
 from rollout.engines import Completion, Engine, GenerationRequest, SafetensorsFiles, WeightsError, create_engine
 from rollout.engines.base import DeviceTransfer
-from rollout.engines.create import pick_device, pick_dtype, stop_token_ids
+from rollout.engines.create import pick_device, pick_dtype
+from rollout.tokenizer import ChatTokenizer, stop_token_ids
 from tasks.errors import UsageError
 from tasks.records import PolicyVersion, Prompt
 
@@ -203,3 +206,13 @@ def test_dtype_follows_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
         assert pick_dtype(config, "cpu") == dtype
     assert pick_dtype(config, "cuda") == "bf16"
     assert pick_dtype(RolloutConfig(dtype="fp32"), "cuda") == "fp32"
+
+
+def test_answers_end_with_the_token_at_which_engines_stop(tiny_model: Path, tmp_path: Path) -> None:
+    """A tokenizer may call another token its end; what a policy is taught to write must be what stops the engine."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["eos_token"] = settings.get("bos_token") or "<s>"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert ChatTokenizer.load(folder).end_token_id == stop_token_ids(folder)[0]
