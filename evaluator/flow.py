@@ -30,7 +30,7 @@ from tasks.records import Candidate, Evaluation, Task
 from tasks.records.evaluation import Step, UnscoredReason
 
 if TYPE_CHECKING:
-    from evaluator.session import Evaluator
+    from evaluator.session import Evaluator, WarmReference
 
 
 class Gate:
@@ -76,15 +76,15 @@ class Flow:
         try:
             self._steps()
         except Ended:
-            pass
+            if self._observed.ending is not None and self._zygote_died():
+                self._observed.ending = None  # the worker died of it, in its own turn
+                self._observed.end("zygote_died", "the process that forks workers is gone")
         except ReferenceFailed as error:
             self._blame_reference(str(error))
         except loading.SandboxUnavailable as error:
             self._give_up("sandbox_unavailable", str(error))
-        except DeviceBusy as error:
+        except (DeviceBusy, ProcessLost) as error:
             self._give_up("evaluator_lost", str(error))
-        except ProcessLost as error:
-            self._blame_processes(str(error))
         finally:
             self._end_sides()
         self._note_builds()
@@ -109,7 +109,7 @@ class Flow:
             self._observed.news()
             self._gate.pass_or_end()
         with self._timed("admit"):
-            server = self._evaluator.reference(self._task)
+            server = self._server()
         opened = server.opened
         self._observed.bytes_per_call(opened["bytes_per_call"])
         slots = slots_for(opened["bytes_per_call"], opened["leaves"], loading.free_bytes())
@@ -118,7 +118,7 @@ class Flow:
             self._give_up("too_large", f"two calls take {needed} MiB in all, of {loading.free_bytes() >> 20} MiB free")
             raise Ended
         with self._step("load"):
-            bench = self._bench()
+            bench = self._bench(server)
             self._load(bench)
         self._gate.pass_or_end()
         with self._step("check"):
@@ -133,10 +133,19 @@ class Flow:
                 bench.candidate.ends_at_s += 2 * self._config.timing.cap_s
                 measuring.confirm(bench, self._gate, self._evaluator.device, self._config, slots)
 
-    def _bench(self) -> Bench:
-        """Forks both sides and puts the server between them."""
+    def _server(self) -> WarmReference:
+        """The warm server, free of the last candidate; a new one where it died since."""
         server = self._evaluator.reference(self._task)
-        server.ask({"op": "forget"})
+        try:
+            server.ask({"op": "forget"})
+        except ReferenceFailed:
+            self._evaluator.drop_reference()
+            server = self._evaluator.reference(self._task)
+            server.ask({"op": "forget"})
+        return server
+
+    def _bench(self, server: WarmReference) -> Bench:
+        """Forks both sides and puts the server between them."""
         names: tuple[Which, Which] = ("reference", "candidate")
         for which in names:
             desk = self._desk if which == "candidate" else BuildDesk(self._evaluator.compile_pool)
@@ -204,10 +213,21 @@ class Flow:
     def _give_up(self, reason: UnscoredReason, detail: str) -> None:
         self._observed.infrastructure = Infrastructure(reason=reason, step=self._observed.step, detail=detail)
 
+    def _zygote_died(self) -> bool:
+        """Whether the zygote is gone; workers die of it a moment before that can be seen."""
+        for _ in range(5):
+            if not self._evaluator.zygote_alive():
+                return True
+            time.sleep(0.005)
+        return False
+
     def _blame_reference(self, text: str) -> None:
         """A reference that fails beside a candidate and passes without it was harmed by that candidate."""
-        beside = bool(self._sides)
+        beside = len(self._sides) > 1
         self._end_sides()
+        if self._zygote_died():  # the candidate was stopped meanwhile
+            self._give_up("evaluator_lost", "the process that forks workers is gone")
+            return
         self._evaluator.drop_reference()
         try:
             loading.try_reference(self._evaluator, self._task)
@@ -218,15 +238,6 @@ class Flow:
             self._observed.end("reference_failed_beside", text)
         else:
             self._give_up("reference_failed", text)
-
-    def _blame_processes(self, text: str) -> None:
-        """A zygote that died while its worker lived was killed by that worker."""
-        beside = bool(self._sides) and not self._evaluator.zygote_alive()
-        self._evaluator.close_processes()
-        if beside:
-            self._observed.end("zygote_died", text)
-        else:
-            self._give_up("evaluator_lost", text)
 
     def _evaluation(self) -> Evaluation:
         observed, task = self._observed, self._task

@@ -52,6 +52,7 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
     )  # fmt: skip
     bench.server.ask({"op": "bases", "secret": bench.secret()})
     pairs: list[Pair] = []
+    cores = len(device.arm_cores)
     placement, disturbances, begin = -1, Disturbances(), time.monotonic()
     while not isinstance(plan := protocol.next(time.monotonic() - begin), Stop):
         if plan.placement != placement:
@@ -64,7 +65,7 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
         draws = [Draw(bench.secret(), mixed=True) for _ in range(min(plan.calls, slots))]
         reference, candidate = bench.pair(draws, reference_first=plan.order == "reference_first")
         spoiled = disturbances.of(reference, candidate)
-        pairs.append(checked(pair_of(reference, candidate, plan.placement, plan.order, spoiled=spoiled)))
+        pairs.append(checked(pair_of(reference, candidate, plan.placement, plan.order, cores=cores, spoiled=spoiled)))
         protocol.feed(pairs[-1])
         gate.pass_or_end()
     result = protocol.result(device.type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from types import TracebackType
 from typing import Any, Self
 
@@ -57,6 +58,7 @@ class Evaluator:
         self._zygote: Zygote | None = None
         self._reference: WarmReference | None = None
         self._pool: CompilePool | None = None
+        self._scratch = os.path.join(tempfile.gettempdir(), f"kontrast-{secrets.token_hex(8)}")
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +83,7 @@ class Evaluator:
         if self._zygote is None or not self._zygote.alive():
             self.close_processes()
             self._zygote = Zygote(
-                threads=self.config.threads, lock_descriptor=self.lock.descriptor,
+                threads=self.config.threads, lock_descriptor=self.lock.descriptor, scratch=self._scratch,
                 environment={"PATH": discover().search_path(self.device.type), **_INDUCTOR},
             )  # fmt: skip
             self._zygote.start(self.config.deadlines.start_s)
@@ -89,8 +91,9 @@ class Evaluator:
 
     def reference(self, task: Task) -> WarmReference:
         """The warm reference of a task; raises ReferenceFailed."""
-        if self._reference is not None and self._reference.task.content_hash == task.content_hash:
-            return self._reference
+        warm = self._reference
+        if warm is not None and warm.task.content_hash == task.content_hash and warm.arm.child.alive():
+            return warm
         self.drop_reference()
         settings = {"cores": list(self.device.judge_cores)}
         arm = Arm(self.zygote().spawn_reference(settings), trusted=True)
@@ -117,8 +120,8 @@ class Evaluator:
         return self._zygote is not None and self._zygote.alive()
 
     def scratch(self) -> str:
-        """A folder for workers on machines without mount namespaces; empty until one is needed."""
-        return ""
+        """A new folder name for a worker on a machine without mount namespaces."""
+        return os.path.join(self._scratch, secrets.token_hex(8))
 
     def toolchain(self) -> Toolchain:
         """What workers may read and execute beside the interpreter."""

@@ -97,6 +97,14 @@ class Placement:
         burst.view(arena, spec).copy_(tensor)
         return spec.to_wire()
 
+    def fits(self, index: int, rows: list[dict[str, Any]]) -> bool:
+        """Whether a call's slots are large enough for what the rows describe."""
+        for row, slot in zip(rows, self._out[index], strict=True):
+            extent = native.extent_elements(tuple(row["shape"]), tuple(row["stride"]))
+            if extent * native.DTYPES[row["dtype"]].itemsize > slot.nbytes:
+                return False
+        return True
+
     def leaves(self, arena: Arena, index: int, rows: list[dict[str, Any]]) -> Leaves:
         """Tensors over one call's output slots in `arena`, as the rows describe them."""
         found = []

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from socket import socket
 from typing import Any
 
+from evaluator.judgement.facts import CallResult
 from evaluator.reference.comparison import Leaves, compare_call, same_bits
 from evaluator.reference.parameters import Style
 from evaluator.reference.placement import Placement
@@ -113,6 +114,13 @@ class Server:
             if outputs is None:
                 verdicts.append(None)
                 continue
+            if not outputs:
+                kind, seed = draw["kind"], int(draw["seed"])
+                lost = CallResult(
+                    kind=kind, step=step, reloaded=reloaded, seed=seed, aspects=("unwritten",), loose_ok=False
+                )
+                verdicts.append(lost.model_dump(mode="json"))
+                continue
             budget = self.reference.budget(draw["kind"], constructed=constructed)
             result = compare_call(
                 outputs, right, budget, earlier=self._earlier(index),
@@ -136,11 +144,14 @@ class Server:
         place.take_snapshot(2)
         right = [place.leaves(place.expected, i, expected) for i in (0, 1)]
         given = [self._comparable(i, leaves, right[i]) for i in (0, 1)]
-        same = given[0] is not None and given[1] is not None and same_bits(given[0], given[1])
+        same = bool(given[0] and given[1]) and same_bits(given[0] or [], given[1] or [])
         return {"op": "related", "candidate": same, "reference": same_bits(right[0], right[1])}
 
     def _comparable(self, index: int, leaves: list[Row], expected: Leaves) -> Leaves | None:
-        """The snapshot's tensors, or None where paths, shapes or kinds of dtype are not the reference's."""
+        """The snapshot's tensors; None where paths, shapes or kinds of dtype are not the reference's.
+
+        Nothing at all where a wider dtype did not fit into its slot, so that nothing was delivered.
+        """
         if [leaf["path"] for leaf in leaves] != [path for path, _ in expected]:
             return None
         for leaf, (_, tensor) in zip(leaves, expected, strict=True):
@@ -152,7 +163,9 @@ class Server:
                 return None
             if len(stride) != len(shape) or not native.dense(shape, stride):
                 return None
-        return self.placement.leaves(self.placement.snapshot, index, leaves)
+        return (
+            self.placement.leaves(self.placement.snapshot, index, leaves) if self.placement.fits(index, leaves) else []
+        )
 
     def _earlier(self, index: int) -> Iterator[Leaves]:
         """Right answers of earlier calls, made again when they are needed.

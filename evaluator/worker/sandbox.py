@@ -14,6 +14,7 @@ import os
 import resource
 import site
 import sys
+import tempfile
 from dataclasses import dataclass
 
 from evaluator.worker import syscalls
@@ -47,7 +48,7 @@ class SandboxPlan:
     layers: tuple[str, ...] = LAYERS
     """Layers to try; tests and hosts without them switch some off."""
     fallback_scratch: str = ""
-    """A folder of the judge's for machines without mount namespaces."""
+    """A folder that does not exist yet, made on machines without mount namespaces; the judge removes it."""
 
 
 def enter_namespaces(wanted: tuple[str, ...]) -> list[str]:
@@ -127,9 +128,8 @@ def _tmpfs(target: str, size_mib: int) -> None:
 def _plain_scratch(plan: SandboxPlan) -> str:
     if not plan.fallback_scratch:
         raise OSError("no mount namespace and no fallback folder for the worker's files")
-    folder = os.path.join(plan.fallback_scratch, f"w{os.getpid()}")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    return folder
+    os.makedirs(plan.fallback_scratch, mode=0o700)
+    return plan.fallback_scratch
 
 
 def isolate(plan: SandboxPlan, entered: list[str], keep: set[int]) -> list[str]:
@@ -174,6 +174,7 @@ def _private_environment(scratch: str) -> None:
     os.makedirs(work, mode=0o700, exist_ok=True)
     os.chdir(work)
     os.environ.update(HOME=scratch, TMPDIR=scratch)
+    tempfile.tempdir = None  # the zygote may have asked for it already
     for name, folder in (
         ("TORCH_EXTENSIONS_DIR", "extensions"), ("TRITON_CACHE_DIR", "triton"), ("XDG_CACHE_HOME", "cache"),
     ):  # fmt: skip

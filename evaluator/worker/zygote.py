@@ -16,6 +16,7 @@ import ctypes
 import gc
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -35,6 +36,7 @@ def main() -> None:
     settings, _ = wire.receive_trusted(control)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps; the judge learns of deaths from its own sockets
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # also workers whose intermediary was killed before them
     _import_everything(settings)
     gc.collect()
     gc.freeze()
@@ -43,6 +45,8 @@ def main() -> None:
         try:
             request, descriptors = wire.receive_trusted(control)
         except wire.WireClosed:
+            if settings["scratch"]:
+                shutil.rmtree(settings["scratch"], ignore_errors=True)
             return
         try:
             pid = _fork(control, request, descriptors)
