@@ -30,6 +30,7 @@ from tasks.records import Candidate, Evaluation, Task
 from tasks.records.evaluation import Step, UnscoredReason
 
 if TYPE_CHECKING:
+    from evaluator.config import EvaluatorConfig
     from evaluator.session import Evaluator, WarmReference
 
 
@@ -54,20 +55,21 @@ class Flow:
     """One evaluation of one candidate."""
 
     def __init__(
-        self, evaluator: Evaluator, task: Task, candidate: Candidate, *, confirm: bool, seed: bytes | None = None
+        self, evaluator: Evaluator, task: Task, candidate: Candidate, *, config: EvaluatorConfig, confirm: bool,
+        seed: bytes | None = None,
     ) -> None:  # fmt: skip
         self._evaluator = evaluator
-        self._config = evaluator.config
+        self._config = config
         self._task = task
         self._candidate = candidate
         self._confirm = confirm
-        self._rules = Rules.preset(evaluator.config.rules, **evaluator.config.rule)
+        self._rules = Rules.preset(config.rules, **config.rule)
         self._observed = Observed()
         self._defences = tuple(name for name in ALL_DEFENCES if name not in evaluator.config.defences_off)
         self._gate = Gate(self._observed, self._rules, self._defences)
         self._seconds: dict[str, float] = {}
         self._sides: list[Side] = []
-        self._waited_s = 0.0
+        self.waited_s = 0.0
         self._desk = BuildDesk(evaluator.compile_pool)
         self._seed = secrets.token_bytes(16) if seed is None else seed
 
@@ -125,6 +127,8 @@ class Flow:
             checking.check(bench, self._gate, self._config.check_draws)
         with self._step("probe"):
             checking.probe(bench, self._gate)
+        paper = self._config.protocol == "paper"
+        bench.candidate.ends_at_s += self._config.timing.paper_window_s if paper else self._config.timing.cap_s
         with self._step("time"), self._exclusive(bench):
             measuring.measure(bench, self._gate, self._evaluator.device, self._config, slots)
         speedup = self._observed.measured_speedup()
@@ -181,7 +185,7 @@ class Flow:
         children = [bench.server.arm.child, *(side.arm.child for side in self._sides)]
         with self._evaluator.lock.held(self._config.lock_timeout_s) as waited_s:
             self._sides[1].ends_at_s += waited_s
-            self._waited_s += waited_s
+            self.waited_s += waited_s
             for child in children:
                 child.prefer(True)
             try:
@@ -199,11 +203,11 @@ class Flow:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         """Counts the step's seconds, the wait for the device not among them."""
-        begin, waited_s = time.monotonic(), self._waited_s
+        begin, waited_s = time.monotonic(), self.waited_s
         try:
             yield
         finally:
-            spent = time.monotonic() - begin - (self._waited_s - waited_s)
+            spent = time.monotonic() - begin - (self.waited_s - waited_s)
             self._seconds[name] = self._seconds.get(name, 0.0) + spent
 
     def _end_sides(self) -> None:

@@ -48,7 +48,7 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
     reload = bench.observed.parameters == "loaded" and not bench.each
     protocol = protocols.create(
         config.protocol, random.Random(bench.secret()), settings(config, bench, slots, reload),
-        reference_ms=bench.server.opened["call_ms"],
+        reference_ms=bench.server.opened["call_ms"], window_s=config.timing.paper_window_s,
     )  # fmt: skip
     bench.server.ask({"op": "bases", "secret": bench.secret()})
     pairs: list[Pair] = []

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from evaluator import metrics
 from evaluator.compile import CompilePool, Toolchain, discover
 from evaluator.compile.routes import arch_of
 from evaluator.config import EvaluatorConfig
@@ -16,13 +18,19 @@ from evaluator.flow import Flow
 from evaluator.sides import ReferenceFailed
 from evaluator.timing.turns import Arm, ArmFault
 from evaluator.worker.process import Zygote
+from evaluator.worker.wire import read_text, write_text
 from tasks.records import Candidate, Evaluation, Task
+from tasks.records.evaluation import Protocol
 
 _INDUCTOR = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
 }  # fmt: skip
 """torch.compile without interpreters of its own, which a worker may not start."""
+
+
+_ADMISSIONS = 256
+"""Admissions kept, so that going back to a task costs no oracle."""
 
 
 class WarmReference:
@@ -33,7 +41,7 @@ class WarmReference:
         self.task = task
         self.opened = opened
 
-    def ask(self, request: dict[str, Any], timeout_s: float = 60.0, descriptors: tuple[int, ...] = ()) -> Any:
+    def ask(self, request: dict[str, Any], timeout_s: float = 60.0, descriptors: Sequence[int] = ()) -> Any:
         """One request outside the timing; returns the turn. Raises ReferenceFailed."""
         try:
             turn = self.arm.take(request, timeout_s, descriptors)
@@ -58,6 +66,7 @@ class Evaluator:
         self._zygote: Zygote | None = None
         self._reference: WarmReference | None = None
         self._pool: CompilePool | None = None
+        self._admissions: dict[str, str] = {}
         self._scratch = os.path.join(tempfile.gettempdir(), f"kontrast-{secrets.token_hex(8)}")
 
     def __enter__(self) -> Self:
@@ -69,14 +78,28 @@ class Evaluator:
         self.close()
 
     def evaluate(
-        self, task: Task, candidate: Candidate, *, confirm: bool = False, seed: bytes | None = None
+        self, task: Task, candidate: Candidate, *, confirm: bool = False, seed: bytes | None = None,
+        protocol: Protocol | None = None,
     ) -> Evaluation:  # fmt: skip
         """Judges one candidate against one task; never raises for what the candidate does.
 
         With `confirm` an accepted speedup is measured again on fresh seeds, as it is above `timing.confirm_above`.
         `seed` draws the inputs of an earlier evaluation again (its `detail["seed"]`); without it they are secret.
+        `protocol` is used instead of the configured one.
         """
-        return Flow(self, task, candidate, confirm=confirm, seed=seed).run()
+        config = self.config if protocol is None else self.config.model_copy(update={"protocol": protocol})
+        flow = Flow(self, task, candidate, config=config, confirm=confirm, seed=seed)
+        evaluation = flow.run()
+        metrics.count(evaluation, flow.waited_s)
+        return evaluation
+
+    def control(self, task: Task) -> Evaluation:
+        """The reference against itself through the whole path, in new processes: its interval has to cover 1."""
+        source = f"{task.source}\nclass ModelNew(Model):\n    pass\n"
+        evaluation = self.evaluate(task, Candidate(source=source, origin="reference"))
+        if evaluation.measurement is not None:
+            metrics.CONTROL_RATIO.labels(self.device.type).set(evaluation.measurement.speedup)
+        return evaluation
 
     def zygote(self) -> Zygote:
         """The running zygote, started when there is none."""
@@ -87,6 +110,7 @@ class Evaluator:
                 environment={"PATH": discover().search_path(self.device.type), **_INDUCTOR},
             )  # fmt: skip
             self._zygote.start(self.config.deadlines.start_s)
+            metrics.RESTARTS.labels(self.device.type).inc()
         return self._zygote
 
     def reference(self, task: Task) -> WarmReference:
@@ -99,21 +123,33 @@ class Evaluator:
         arm = Arm(self.zygote().spawn_reference(settings), trusted=True)
         arm.child.stop()
         warm = WarmReference(arm, task, {})
-        source = memory_file(task.source)
         try:
-            seed = secrets.randbits(48)
-            request = {
-                "op": "open", "precision": task.precision, "mode": task.mode, "seed": seed, "known": False,
-            }  # fmt: skip
-            warm.opened = warm.ask(request, self.config.deadlines.reference_s, (source,)).answer
-            warm.opened["construct_seed"] = seed
+            self._open(warm)
         except ReferenceFailed:
             arm.child.kill()
             raise
-        finally:
-            os.close(source)
         self._reference = warm
         return warm
+
+    def _open(self, warm: WarmReference) -> None:
+        """Loads the task into its server; an admission of this session is not made again."""
+        task, seed = warm.task, secrets.randbits(48)
+        known = self._admissions.get(task.content_hash, "")
+        request = {
+            "op": "open", "precision": task.precision, "mode": task.mode, "seed": seed, "known": bool(known),
+        }  # fmt: skip
+        texts = [memory_file(task.source), memory_file(known)]
+        try:
+            warm.opened = warm.ask(request, self.config.deadlines.reference_s, texts).answer
+            if not known:
+                warm.ask({"op": "admission"}, descriptors=texts[1:])
+                self._admissions[task.content_hash] = read_text(texts[1])
+        finally:
+            for number in texts:
+                os.close(number)
+        warm.opened["construct_seed"] = seed
+        while len(self._admissions) > _ADMISSIONS:
+            del self._admissions[next(iter(self._admissions))]
 
     def zygote_alive(self) -> bool:
         """Whether the zygote runs."""
@@ -164,9 +200,9 @@ class Evaluator:
 
 
 def memory_file(text: str) -> int:
-    """A sealed descriptor with the text."""
-    descriptor = os.memfd_create("text", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.write(descriptor, text.encode())
+    """A descriptor of a memory file with the text."""
+    descriptor = os.memfd_create("text", os.MFD_CLOEXEC)
+    write_text(descriptor, text)
     return descriptor
 
 

@@ -20,7 +20,7 @@ from evaluator.reference.parameters import Style
 from evaluator.reference.placement import Placement
 from evaluator.reference.reference import Reference
 from evaluator.worker import native, wire
-from evaluator.worker.phases import failure, read_text, write_text
+from evaluator.worker.phases import failure
 from evaluator.worker.tree import flatten
 from tasks.records.evaluation import Step
 from tasks.records.task import Precision
@@ -49,9 +49,9 @@ class Server:
 
         `fds` are the source and, where an earlier admission is `known`, its JSON.
         """
-        self.reference = reference = Reference.load(read_text(fds[0]), precision, mode, seed)
+        self.reference = reference = Reference.load(wire.read_text(fds[0]), precision, mode, seed)
         self.placement = Placement(reference)
-        reference.admit(seed, read_text(fds[1]) if known else None)
+        reference.admit(seed, wire.read_text(fds[1]) if known else None)
         admission = reference.admission
         specs = {name: native.spec_of(value) for name, value in reference.state().items()}
         return {
@@ -66,7 +66,7 @@ class Server:
 
     def admission(self, fds: list[int]) -> Answer:
         """What the admission found, as JSON, for another server of the same task."""
-        write_text(fds[0], self.reference.admission.model_dump_json())
+        wire.write_text(fds[0], self.reference.admission.model_dump_json())
         return {"op": "admission"}
 
     def place(self, slots: int, seed: int) -> Answer:

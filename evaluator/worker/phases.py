@@ -23,6 +23,8 @@ from evaluator.worker.tree import TensorSpec, unflatten
 
 _TEXT_LIMIT = 4000
 _FILE = "candidate.py"
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+_FORGOTTEN = frozenset(("evaluator", "tasks", "__main__", "__mp_main__"))
 
 Answer = dict[str, Any]
 
@@ -46,7 +48,7 @@ class Worker:
 
     def load(self, class_name: str, fds: list[int]) -> Answer:
         """Runs the source as a module; answers whether it defines the class that was asked for."""
-        text = read_text(fds[0])
+        text = wire.read_text(fds[0])
         module = types.ModuleType("candidate")
         module.__file__ = _path()
         sys.modules["candidate"] = module
@@ -161,13 +163,13 @@ def _entry(value: torch.Tensor) -> dict[str, Any]:
     return {"dtype": spec.dtype, "shape": list(spec.shape)}
 
 
-def work(channel: socket, settings: dict[str, Any]) -> None:
+def work(channel: socket) -> None:
     """Serves the judge's requests until it closes the channel."""
     shim.install(_asking(channel))
     worker = Worker()
     handlers: dict[str, Callable[..., Answer]] = {name: getattr(worker, name) for name in OPERATIONS}
     send, receive = wire.send, wire.receive_trusted
-    forget_project(str(settings.get("root", "")))
+    forget_project()
     while True:
         try:
             request, descriptors = receive(channel)
@@ -204,13 +206,12 @@ def _asking(channel: socket) -> shim.Ask:
     return ask
 
 
-def forget_project(root: str) -> None:
-    """Takes the project off the import path and out of the module table."""
-    sys.path[:] = [entry for entry in sys.path if entry and os.path.realpath(entry) != root]
+def forget_project() -> None:
+    """Takes the project, and the folder that the zygote was started in, off the import path and the module table."""
+    own = {"", "/", _ROOT}
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) not in own and entry not in own]
     os.environ.pop("PYTHONPATH", None)
-    for name in [
-        name for name in sys.modules if name.split(".")[0] in ("evaluator", "tasks", "__main__", "__mp_main__")
-    ]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in _FORGOTTEN]:
         del sys.modules[name]
     sys.modules["__main__"] = types.ModuleType("__main__")
 
@@ -234,18 +235,3 @@ def failure(stage: str, error: BaseException) -> dict[str, Any]:
         kind, text = shim.CompileError.__name__, said[:_TEXT_LIMIT]
     text = text.encode("utf-8", "replace").decode()
     return {"op": "failed", "stage": stage, "kind": kind, "text": text, "line": line}
-
-
-def read_text(descriptor: int) -> str:
-    """All text of a file descriptor, which stays open."""
-    data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-    return data.decode()
-
-
-def write_text(descriptor: int, text: str) -> None:
-    """Replaces what a memory file holds."""
-    os.ftruncate(descriptor, 0)
-    data = text.encode()
-    written = 0
-    while written < len(data):
-        written += os.pwrite(descriptor, data[written:], written)

@@ -14,6 +14,7 @@ import pickle
 import time
 import timeit
 import types
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,8 +32,9 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 Snapshot = dict[str, dict[str, Any]]
 
 
+@cache
 def functions() -> Snapshot:
-    """The callables of the watched modules and classes, by name."""
+    """The callables of the watched modules and classes, by name; read once, by the zygote, before any worker."""
     return {place: _callables(owner) for place, owner in _WATCHED.items()}
 
 

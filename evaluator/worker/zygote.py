@@ -20,14 +20,11 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from evaluator.worker import phases, sandbox, syscalls, wire
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-Role = Callable[[socket.socket, dict[str, Any]], None]
 
 
 def main() -> None:
@@ -65,8 +62,9 @@ def _import_everything(settings: dict[str, Any]) -> None:
     import torch.utils.cpp_extension
 
     from evaluator.reference import server  # noqa: F401
-    from evaluator.worker import confine  # noqa: F401
+    from evaluator.worker import confine, tripwire  # noqa: F401
 
+    tripwire.functions()
     keep_freed_memory()
     torch.set_num_threads(int(settings.get("threads", 1)))
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -141,7 +139,7 @@ def _intermediary(request: dict[str, Any], channel: int, status: int) -> int:
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
             if _hung_up(life_read):
                 os._exit(71)
-            code = _worker(request, plan, entered, channel)
+            code = _worker(plan, entered, channel)
         finally:
             os._exit(code)
     wire.send(report, {"op": "born", "pid": worker})
@@ -151,7 +149,7 @@ def _intermediary(request: dict[str, Any], channel: int, status: int) -> int:
     return 0
 
 
-def _worker(request: dict[str, Any], plan: sandbox.SandboxPlan, entered: list[str], channel: int) -> int:
+def _worker(plan: sandbox.SandboxPlan, entered: list[str], channel: int) -> int:
     end = socket.socket(fileno=channel)
     try:
         layers = sandbox.isolate(plan, entered, {channel})
@@ -159,7 +157,7 @@ def _worker(request: dict[str, Any], plan: sandbox.SandboxPlan, entered: list[st
         wire.send(end, {"op": "failed", "stage": "sandbox", "text": str(error)})
         return 1
     wire.send(end, {"op": "ready", "layers": layers})
-    phases.work(end, request)
+    phases.work(end)
     return 0
 
 

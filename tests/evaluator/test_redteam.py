@@ -72,7 +72,9 @@ def _assert_as_declared(case: dict[str, Any], found: Evaluation) -> None:
 def _assert_still_works(evaluator: Evaluator, folder: Path) -> None:
     """After a case that may disturb the evaluator itself: the reference as its own candidate is accepted."""
     source = (folder / "task.py").read_text()
-    found = evaluator.evaluate(Task(id="file:case", source=source), Candidate(source=source.replace("Model", "ModelNew")))
+    found = evaluator.evaluate(
+        Task(id="file:case", source=source), Candidate(source=source.replace("Model", "ModelNew"))
+    )
     assert found.outcome == "accepted", found.message
 
 

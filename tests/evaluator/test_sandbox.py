@@ -87,6 +87,8 @@ def test_the_project_cannot_be_imported(zygote: Zygote) -> None:
         assert denied(__import__, "evaluator")
         assert denied(__import__, "tasks")
         assert not [name for name in sys.modules if name.split(".")[0] in ("evaluator", "tasks")]
+        assert not any(os.path.exists(os.path.join(entry, "evaluator")) for entry in sys.path)
+        assert "" not in sys.path and "/" not in sys.path
     """)  # fmt: skip
 
 
