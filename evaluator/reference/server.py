@@ -61,7 +61,7 @@ class Server:
             "bytes_per_call": self.placement.bytes_per_call, "call_ms": reference.call_ns / 1e6,
             "leaves": len(reference.input_bytes) + len(reference.output_bytes), "kinds": list(admission.domain.kinds),
             "degenerate": admission.degenerate, "passed": list(admission.passed), "randomness": admission.randomness,
-            "repeats": admission.repeats, "poison_shows": admission.poison_shows,
+            "repeats": admission.repeats, "poison_shows": admission.poison_shows, "mutated": reference.mutated,
         }  # fmt: skip
 
     def admission(self, fds: list[int]) -> Answer:
@@ -131,8 +131,12 @@ class Server:
         self._compared += len(self._draws)
         return {
             "op": "compared", "calls": verdicts, "inputs_changed": place.changed_inputs(len(self._draws)),
-            "guards_broken": place.broken_guards(), "buffers_wrong": [],
+            "guards_broken": place.broken_guards(),
         }  # fmt: skip
+
+    def buffers(self, names: list[str]) -> Answer:
+        """Which of the buffers that both sides have written differ beyond rounding."""
+        return {"op": "buffered", "wrong": [name for name in names if self.placement.state_differs(name)]}
 
     def late(self) -> Answer:
         """How many results in the output arena differ from the last snapshot."""
@@ -186,7 +190,19 @@ class Server:
             yield answer
 
 
-OPERATIONS = ("open", "admission", "bases", "place", "parameters", "forget", "draw", "compare", "late", "relate")
+OPERATIONS = (
+    "open",
+    "admission",
+    "bases",
+    "place",
+    "parameters",
+    "forget",
+    "draw",
+    "compare",
+    "buffers",
+    "late",
+    "relate",
+)
 
 
 def serve(channel: socket, settings: dict[str, Any]) -> None:

@@ -87,6 +87,17 @@ class Worker:
         missing, unexpected = self._model.load_state_dict(state, strict=False)
         return {"op": "took", "missing": [str(name) for name in missing], "unexpected": [str(n) for n in unexpected]}
 
+    def state(self, entries: dict[str, Any]) -> Answer:
+        """Writes entries of the model's state to their places in the parameter arena; answers those it has not."""
+        state, missing = torch.nn.Module.state_dict(self._model), []
+        for name, wired in entries.items():
+            value, spec = state.get(name), TensorSpec.from_wire(wired)
+            if value is None or native.spec_of(value).dtype != spec.dtype or tuple(value.shape) != spec.shape:
+                missing.append(name)
+            else:
+                burst.view(self._parameters, spec).copy_(value)
+        return {"op": "wrote", "missing": missing}
+
     def run(self, calls: list[dict[str, Any]], hold: bool, each: bool) -> Answer:
         """One burst: K calls, then delivery of every result.
 
@@ -144,7 +155,7 @@ class Worker:
         return {"op": "sealed"}
 
 
-OPERATIONS = ("load", "construct", "map", "parameters", "run", "redeliver", "trace", "inspect", "seal")
+OPERATIONS = ("load", "construct", "map", "parameters", "state", "run", "redeliver", "trace", "inspect", "seal")
 
 
 def _path() -> str:

@@ -151,3 +151,32 @@ def test_without_any_layer_candidates_are_refused_unless_told_otherwise(task: Ta
     trusting = EvaluatorConfig(sandbox=SandboxConfig(layers=(), allow_unsandboxed=True))
     result = evaluate(task, candidate("return self.fc(x)"), config=trusting)
     assert (result.reason, result.isolation) == ("incorrect", ())
+
+
+NORM = Task(id="file:norm", source="""
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(features)
+    def forward(self, x):
+        return self.norm(x)
+def get_inputs():
+    return [torch.randn(64, 32)]
+def get_init_inputs():
+    return [32]
+""")  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "reason"), [
+    ("return self.norm(x)", None),
+    ("""m, v = x.mean(0), x.var(0, unbiased=False)
+        return (x - m) * torch.rsqrt(v + self.norm.eps) * self.norm.weight + self.norm.bias""", "incorrect"),
+])  # fmt: skip
+def test_buffers_that_the_reference_updates_are_compared(evaluator: Evaluator, body: str, reason: str | None) -> None:
+    proposal = Candidate(source=NORM.source.replace("Model", "ModelNew").replace("return self.norm(x)", body))
+    result = judged(evaluator, NORM, proposal)
+    assert result.reason == reason, result.message
+    if reason:
+        assert "running" in result.message
