@@ -360,7 +360,7 @@ class Coordinator:
             self._learner_losses += 1
             if self._learner_losses > self.plan.attempts:
                 raise LearnerLost(
-                    f"The learner died {self._learner_losses} times over one step ({error}). Memory is the usual cause: "
+                    f"The learner died {self._learner_losses} times in one step ({error}). Memory is the usual cause: "
                     f"lower learner.deepspeed.row_tokens, or free some."
                 ) from error
             _log.warning("the learner was lost: %s; it resumes from its latest checkpoint", error)
