@@ -58,7 +58,7 @@ class Child:
         self.exit_code: int | None = None
         self.closed = False
 
-    def stop(self, timeout_s: float = 1.0) -> int:
+    def stop(self, timeout_s: float = 20.0) -> int:
         """Stops the group; returns the monotonic time in ns at which every thread was seen stopped.
 
         Raises ProcessLost when the process is gone or cannot be stopped in time.
