@@ -60,6 +60,7 @@ class Coordinator:
         self._wake = asyncio.Event()
         self._learning = Learning(plan, handles.learner, self.state, self._emit)
         self._stopping = False
+        self._asleep: bool | None = None
 
     def stop(self) -> None:
         """Asks the run to end in order: nothing new is dispatched, what is in flight finishes or is cancelled."""
@@ -109,6 +110,7 @@ class Coordinator:
         if not missing:
             return
         await self._enter("seeding")
+        await self._let_sleep(True)
         for task_id, device_type in missing:
             work = self._handles.scorers.seed(task_id, device_type)
             try:
@@ -191,7 +193,9 @@ class Coordinator:
 
     async def _start(self, role: Role) -> bool:
         await self._enter(PHASE_OF_ROLE[role])
+        await self._let_sleep(role != "generate")
         if role == "learn":
+            self._asleep = None  # a publication wakes them, a call without a step does not
             return self._spawn(role, self._learning.learn(partial=self._exhausted() or self.plan.partial_steps))
         if role == "evaluate":
             drawn, attempt = self._to_score.popleft()
@@ -204,6 +208,14 @@ class Coordinator:
                 return False
             group, attempt = formed, 1
         return self._spawn(role, self._draw(group, attempt))
+
+    async def _let_sleep(self, asleep: bool) -> None:
+        """Where the roles share a device, the generators hold it only while it is their turn."""
+        if not self.plan.take_turns or asleep == self._asleep:
+            return
+        work = self._handles.generators.sleep() if asleep else self._handles.generators.wake()
+        await within(work, self.plan.publish_timeout_s, "the generators to give or take the device", "publish")
+        self._asleep = asleep
 
     def _spawn(self, role: Role, work: Coroutine[Any, Any, None]) -> bool:
         self._turns = self._turns.start(role, self._waiting())
@@ -322,6 +334,7 @@ class Coordinator:
             await self._drain()
         elif self.plan.confirm:
             await self._enter("confirming")
+            await self._let_sleep(True)
             await self._confirm_best()
         await self._enter("closing")
         await self._learning.checkpoint(stopping=self._stopping)

@@ -57,6 +57,12 @@ class FakeGenerator:
     def load(self, version: PolicyVersion) -> None:
         self.version = version
 
+    def sleep(self) -> None:
+        return None
+
+    def wake(self) -> None:
+        return None
+
     def draw(self, prompt: Prompt, indices: list[int]) -> Iterator[Any]:
         for index in indices:
             time.sleep(0.15)
