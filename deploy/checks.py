@@ -135,7 +135,7 @@ def _sandbox() -> Check:
 
 
 def _gpu() -> Check:
-    from deploy.observe.environment import describe_gpus
+    from deploy.devices import describe_gpus
 
     gpus = describe_gpus()
     if not gpus:

@@ -41,8 +41,7 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
     if dry_run:
         return print_plan(config, tasks)
     run.create()
-    if not resume:
-        run.write_text("config.toml", config.to_toml())
+    run.write_text("config.toml", config.to_toml())
     run.write_json("environment.json", describe_environment())
     from deploy.graph.workers import make_workers, prepare
 

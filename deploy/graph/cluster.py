@@ -124,7 +124,7 @@ def nodes_of(ray: Any) -> list[Node]:
 
 def local_node() -> Node:
     """This machine as the only node, for `--dry-run` without a cluster; nothing is started for it."""
-    from deploy.observe.environment import describe_gpus
+    from deploy.devices import describe_gpus
 
     gpus = describe_gpus()
     labels = ((("ray.io/accelerator-type", gpu_type(gpus[0]["name"])),)) if gpus else ()

@@ -11,41 +11,36 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from deploy.graph.events import (
     CoordinatorStarted,
     Event,
     GroupFormed,
-    GroupLeft,
-    LineageStarted,
     Phase,
     PhaseEntered,
     RunClosed,
     RunOpened,
     SampleLeft,
-    StepLearned,
     TaskSkipped,
 )
 from deploy.graph.handles import (
     Drawn,
     Handles,
-    LearnerLost,
     NothingToDo,
-    NotPublished,
     PromptRefused,
     WaitedTooLong,
     WorkerLost,
 )
+from deploy.graph.learning import Learning
 from deploy.graph.ledger import sample_id
 from deploy.graph.plan import RunPlan
 from deploy.graph.schedule import next_target
 from deploy.graph.state import Group, RunState
 from deploy.graph.turns import Role, Turns
-from learner.loop import Standing
+from deploy.graph.waits import within
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 PHASE_OF_ROLE: dict[Role, Phase] = {"generate": "generating", "evaluate": "evaluating", "learn": "learning"}
 
@@ -58,14 +53,14 @@ class Coordinator:
         self.state = RunState()
         self._handles = handles
         self._clock = clock
-        self._learner_losses = 0
         self._turns = Turns(shared=plan.take_turns, quota=plan.turn_quota)
         self._to_draw: deque[tuple[Group, int]] = deque()
         self._to_score: deque[tuple[Drawn, int]] = deque()
         self._jobs: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
-        self._publishing = asyncio.Lock()
+        self._learning = Learning(plan, handles.learner, self.state, self._emit)
         self._stopping = False
+        self._asleep: bool | None = None
 
     def stop(self) -> None:
         """Asks the run to end in order: nothing new is dispatched, what is in flight finishes or is cancelled."""
@@ -85,23 +80,12 @@ class Coordinator:
 
     async def _emit(self, event: Event) -> None:
         stamped = event.model_copy(update={"at_s": self._clock()})
-        await self._within(
-            self._handles.journal.append(stamped), self.plan.store_timeout_s, "the store to append", "store"
-        )
+        await within(self._handles.journal.append(stamped), self.plan.store_timeout_s, "the store to append", "store")
         self.state.apply(stamped)
 
     async def _enter(self, phase: Phase) -> None:
         if self.state.phase != phase:
             await self._emit(PhaseEntered(phase=phase))
-
-    async def _within(self, work: Awaitable[T], timeout_s: float, what: str, key: str) -> T:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await work
-        except TimeoutError as error:
-            raise WaitedTooLong(
-                f"Waited {timeout_s:g} s for {what}: look at its log, or raise cluster.{key}_timeout_s."
-            ) from error
 
     async def _restore(self) -> None:
         """Replays the stream, and brings what an earlier coordinator left half done back into the queues."""
@@ -112,29 +96,12 @@ class Coordinator:
         if not self.state.run_id:
             await self._emit(RunOpened(run_id=self.plan.run_id, config_digest=self.plan.config_digest))
         await self._emit(CoordinatorStarted(incarnation=self.state.incarnation + 1))
-        await self._follow(await self._standing())
+        await self._learning.follow(await self._learning.standing())
         for group in self.state.unfinished_groups():
             for event in await self._handles.prompts.recorded(group):
                 await self._leave(event)
             self._to_draw.append((group, 1))
-        await self._publish()
-
-    async def _standing(self) -> Standing:
-        return await self._within(
-            self._handles.learner.standing(), self.plan.start_timeout_s, "the learner to start", "start"
-        )
-
-    async def _follow(self, standing: Standing, metrics: dict[str, float] | None = None) -> None:
-        """Takes over where the learner stands: fates of groups, lost lineages, steps."""
-        if standing.epoch > self.state.epoch:
-            fates = self.state.ledger.groups.fates
-            lost = tuple(name for name, (epoch, _) in fates.items() if name not in standing.fates)
-            await self._emit(LineageStarted(epoch=standing.epoch, step=standing.step, reopened=lost))
-        for name, fate in standing.fates.items():
-            if name in self.state.ledger.groups.sizes and name not in self.state.ledger.groups.fates:
-                await self._emit(GroupLeft(group_id=name, fate=fate, epoch=standing.epoch))
-        if standing.step > self.state.step:
-            await self._emit(StepLearned(epoch=standing.epoch, step=standing.step, metrics=metrics or {}))
+        await self._learning.publish()
 
     async def _seed(self) -> None:
         """Evaluates the seed kernels of every target once, before the first prompt."""
@@ -143,10 +110,11 @@ class Coordinator:
         if not missing:
             return
         await self._enter("seeding")
+        await self._let_sleep(True)
         for task_id, device_type in missing:
             work = self._handles.scorers.seed(task_id, device_type)
             try:
-                events = await self._within(work, self.plan.seed_timeout_s, f"the seed kernels of {task_id}", "seed")
+                events = await within(work, self.plan.seed_timeout_s, f"the seed kernels of {task_id}", "seed")
             except PromptRefused as refused:
                 await self._skip(task_id, refused)
                 continue
@@ -225,8 +193,10 @@ class Coordinator:
 
     async def _start(self, role: Role) -> bool:
         await self._enter(PHASE_OF_ROLE[role])
+        await self._let_sleep(role != "generate")
         if role == "learn":
-            return self._spawn(role, self._learn())
+            self._asleep = None  # a publication wakes them, a call without a step does not
+            return self._spawn(role, self._learning.learn(partial=self._exhausted() or self.plan.partial_steps))
         if role == "evaluate":
             drawn, attempt = self._to_score.popleft()
             return self._spawn(role, self._score(drawn, attempt))
@@ -238,6 +208,14 @@ class Coordinator:
                 return False
             group, attempt = formed, 1
         return self._spawn(role, self._draw(group, attempt))
+
+    async def _let_sleep(self, asleep: bool) -> None:
+        """Where the roles share a device, the generators hold it only while it is their turn."""
+        if not self.plan.take_turns or asleep == self._asleep:
+            return
+        work = self._handles.generators.sleep() if asleep else self._handles.generators.wake()
+        await within(work, self.plan.publish_timeout_s, "the generators to give or take the device", "publish")
+        self._asleep = asleep
 
     def _spawn(self, role: Role, work: Coroutine[Any, Any, None]) -> bool:
         self._turns = self._turns.start(role, self._waiting())
@@ -271,7 +249,7 @@ class Coordinator:
             f"{self.plan.run_id}-g{ordinal:05d}", target[0], target[1], self.plan.samples_per_group, self.state.step
         )
         try:
-            await self._within(
+            await within(
                 self._handles.prompts.open_group(group), self.plan.store_timeout_s, "the store to open a group", "store"
             )
         except PromptRefused as refused:
@@ -300,7 +278,7 @@ class Coordinator:
         except (WorkerLost, TimeoutError) as error:
             _log.warning("group %s, attempt %d: %s", group.id, attempt, error or "the generator took too long")
             if isinstance(error, WorkerLost):
-                await self._publish(unless_after=publications)
+                await self._learning.publish(unless_after=publications)
         if not missing:
             return
         if attempt < self.plan.attempts and not self._stopping:
@@ -309,7 +287,7 @@ class Coordinator:
         await self._cancel(group, sorted(missing), "generator_lost")
 
     async def _cancel(self, group: Group, indices: list[int], reason: str) -> None:
-        await self._within(
+        await within(
             self._handles.prompts.cancel(group, indices), self.plan.store_timeout_s, "the store to cancel", "store"
         )
         for index in indices:
@@ -322,7 +300,7 @@ class Coordinator:
         last = attempt >= self.plan.attempts
         event: SampleLeft | None
         try:
-            event = await self._within(
+            event = await within(
                 self._handles.scorers.score(group, drawn, last=last),
                 self.plan.evaluate_timeout_s, "an evaluation", "evaluate",
             )  # fmt: skip
@@ -339,7 +317,7 @@ class Coordinator:
     async def _give_up(self, group: Group, drawn: Drawn) -> SampleLeft | None:
         """Records a sample that no evaluator could judge; None when even that failed and it was cancelled."""
         try:
-            return await self._within(
+            return await within(
                 self._handles.scorers.give_up(group, drawn), self.plan.store_timeout_s, "the store to record", "store"
             )
         except WorkerLost:
@@ -350,79 +328,20 @@ class Coordinator:
         if event.sample_id not in self.state.left:
             await self._emit(event)
 
-    async def _learn(self) -> None:
-        try:
-            learned = await self._within(
-                self._handles.learner.learn(partial=self._exhausted() or self.plan.partial_steps),
-                self.plan.learn_timeout_s, "the learner's step", "learn",
-            )  # fmt: skip
-        except WorkerLost as error:
-            self._learner_losses += 1
-            if self._learner_losses > self.plan.attempts:
-                raise LearnerLost(
-                    f"The learner died {self._learner_losses} times in one step ({error}). Memory is the usual cause: "
-                    f"lower learner.deepspeed.row_tokens, or free some."
-                ) from error
-            _log.warning("the learner was lost: %s; it resumes from its latest checkpoint", error)
-            await self._follow(await self._standing())
-            await self._publish()
-            return
-        self._learner_losses = 0
-        before = len(self.state.ledger.groups.fates)
-        await self._follow(learned.standing, dict(learned.metrics))
-        if learned.stepped:
-            await self._publish()
-        elif len(self.state.ledger.groups.fates) == before:
-            raise NothingToDo("The learner took no step from complete groups and dropped none: see the learner's log.")
-
-    async def _publish(self, *, unless_after: int | None = None) -> None:
-        """Brings the current weights to every generator; a generator that is lost meanwhile gets another try.
-
-        `unless_after` is the number of publications that the caller has seen: a later one serves it as well.
-        """
-        async with self._publishing:
-            if unless_after is None or len(self.state.publications) == unless_after:
-                await self._publish_now()
-
-    async def _publish_now(self) -> None:
-        for attempt in range(1, self.plan.attempts + 1):
-            try:
-                event = await self._within(
-                    self._handles.learner.publish(), self.plan.publish_timeout_s, "the weights' publication", "publish"
-                )
-            except WorkerLost as error:
-                _log.warning("publication, attempt %d: %s", attempt, error)
-                if attempt == self.plan.attempts:
-                    raise NotPublished(
-                        f"New weights did not reach the generators in {attempt} attempts: {error}"
-                    ) from error
-                continue
-            await self._emit(event)
-            return
-
     async def _close(self) -> None:
         """Finishes what is in flight, confirms the best kernels, checkpoints and closes the run."""
         if self._stopping:
             await self._drain()
         elif self.plan.confirm:
             await self._enter("confirming")
+            await self._let_sleep(True)
             await self._confirm_best()
         await self._enter("closing")
-        await self._checkpoint()
+        await self._learning.checkpoint(stopping=self._stopping)
         for group in self.state.unfinished_groups():
             await self._cancel(group, self.state.ledger.open_samples(group.id), "run_ended")
         self.state.ledger.check()
         await self._emit(RunClosed(status="stopped" if self._stopping else "finished"))
-
-    async def _checkpoint(self) -> None:
-        """At a stop, a learner that is gone or slow does not hold the end up: its last checkpoint stands."""
-        limit = self.plan.grace_s if self._stopping else self.plan.learn_timeout_s
-        try:
-            await self._within(self._handles.learner.checkpoint(), limit, "the checkpoint", "learn")
-        except (WorkerLost, WaitedTooLong) as error:
-            if not self._stopping:
-                raise
-            _log.warning("no checkpoint was written at the stop (%s): a resume begins at the one before", error)
 
     async def _drain(self) -> None:
         """Gives what is running the grace time, then cancels it in the ledger."""
@@ -434,7 +353,7 @@ class Coordinator:
         for event in self.state.best().values():
             if event.sample_id in self.state.confirmed or (event.ci_low or 0.0) <= self.plan.confirm_above:
                 continue
-            confirmed = await self._within(
+            confirmed = await within(
                 self._handles.scorers.confirm(self.state.groups[event.group_id], event.sample_id),
                 self.plan.evaluate_timeout_s, "a confirmation", "evaluate",
             )  # fmt: skip

@@ -37,6 +37,16 @@ class GeneratorActor(Generator):
         await self.ready()
         await super().begin_update()
 
+    async def sleep(self) -> None:
+        """See Engine; a generator without an engine holds nothing."""
+        if self._engine is not None:
+            await super().sleep()
+
+    async def wake(self) -> None:
+        """See Engine; without one there is nothing to wake."""
+        if self._engine is not None:
+            await super().wake()
+
     async def finish_update(self, version: PolicyVersion) -> None:
         """See Engine; from now on samples may be drawn."""
         await super().finish_update(version)

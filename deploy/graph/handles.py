@@ -96,6 +96,12 @@ class Generators(Protocol):
     def draw(self, group: Group, indices: Sequence[int]) -> AsyncIterator[Drawn]:
         """Completions of the group's prompt as they finish; raises WorkerLost."""
 
+    async def sleep(self) -> None:
+        """Leaves the device to the other roles; nothing is drawn until `wake`. A dead generator is passed over."""
+
+    async def wake(self) -> None:
+        """Undoes `sleep`."""
+
 
 class Scorers(Protocol):
     """Parsing, evaluation and recording."""

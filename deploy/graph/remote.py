@@ -121,6 +121,20 @@ class RemoteGenerators:
         finally:
             self._load[number] -= len(indices)
 
+    async def sleep(self) -> None:
+        """See `handles.Generators`."""
+        await self._all("sleep")
+
+    async def wake(self) -> None:
+        """See `handles.Generators`."""
+        await self._all("wake")
+
+    async def _all(self, method: str) -> None:
+        calls = [ask(getattr(actor, method), what="a generator") for actor in self._generators]
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, WorkerLost):
+                raise result
+
 
 class RemoteScorers:
     """Scoring through the recorder actor, which asks the evaluators."""

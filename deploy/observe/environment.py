@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from deploy.devices import describe_gpus
 from tasks.integrity import project_root, source_hash
 from tasks.records.base import Versions
 
@@ -32,29 +33,6 @@ def describe_environment() -> dict[str, Any]:
         "distributions": {name: version for name in DISTRIBUTIONS if (version := _version(name))},
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-
-
-def describe_gpus() -> list[dict[str, Any]]:
-    """Name, memory and driver of every NVIDIA GPU; empty without a driver."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - a library without a driver raises its own errors; no GPU is an answer
-        return []
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            {
-                "name": pynvml.nvmlDeviceGetName(handle),
-                "memory_gib": round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
-                "driver": driver,
-            }
-            for handle in handles
-        ]
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _version(name: str) -> str:

@@ -38,6 +38,9 @@ class World:
     busy: dict[str, int] = field(default_factory=lambda: {"generate": 0, "evaluate": 0, "learn": 0})
     overlaps: int = 0
     calls: list[str] = field(default_factory=list)
+    asleep: bool = False
+    drawn_asleep: int = 0
+    evaluated_awake: int = 0
     groups_per_step: int = 2
 
     def __post_init__(self) -> None:
@@ -112,6 +115,7 @@ class FakeGenerators:
 
     async def draw(self, group: Group, indices: Sequence[int]) -> AsyncIterator[Drawn]:
         self.world.enter("generate")
+        self.world.drawn_asleep += self.world.asleep
         self.world.calls.append(f"draw {group.id} {list(indices)}")
         try:
             for index in indices:
@@ -121,6 +125,14 @@ class FakeGenerators:
         finally:
             self.world.busy["generate"] -= 1
 
+    async def sleep(self) -> None:
+        await self.world.tick()
+        self.world.asleep = True
+
+    async def wake(self) -> None:
+        await self.world.tick()
+        self.world.asleep = False
+
 
 @dataclass
 class FakeScorers:
@@ -128,6 +140,7 @@ class FakeScorers:
 
     async def score(self, group: Group, drawn: Drawn, *, last: bool) -> SampleLeft:
         self.world.enter("evaluate")
+        self.world.evaluated_awake += not self.world.asleep
         try:
             await self.world.tick()
             self.world.maybe_die("evaluator")
@@ -209,6 +222,7 @@ class FakeLearner:
 
     async def publish(self) -> VersionPublished:
         await self.world.tick()
+        self.world.asleep = False
         return VersionPublished(epoch=self.world.epoch, step=self.world.step)
 
     async def checkpoint(self) -> None:

@@ -53,6 +53,7 @@ def test_two_steps_by_hand(World: type[Any]) -> None:
     assert world.overlaps == 0
     assert [call for call in world.calls if call.startswith("seed")] == [f"seed {task}" for task, _ in TARGETS]
     assert len(state.confirmed) == 2
+    assert (world.drawn_asleep, world.evaluated_awake) == (0, 0)
 
 
 def test_staleness_bounds_what_is_formed(World: type[Any]) -> None:
@@ -88,6 +89,15 @@ def test_dropped_groups_are_replaced_up_to_the_limit(World: type[Any]) -> None:
     state = run(World(zero_variance=(1,)), replace(PLAN, max_groups=4))
     assert state.ledger.groups.counts()["trained"] == 3
     assert state.step == 2
+
+
+def test_generators_are_woken_after_a_call_of_the_learner_without_a_step(World: type[Any]) -> None:
+    """Both groups of the first round are dropped, so nothing is published, and the next draw needs them awake."""
+    world = World(zero_variance=(0, 1))
+    state = run(world)
+    check(world, state)
+    assert state.ledger.groups.counts()["trained"] == 4
+    assert (world.drawn_asleep, world.evaluated_awake) == (0, 0)
 
 
 def test_a_wait_names_what_it_waited_for(World: type[Any]) -> None:
@@ -133,6 +143,7 @@ def test_dying_workers_leave_balanced_ledgers(World: type[Any], seed: int, fault
     state = run(world, replace(PLAN, take_turns=take_turns, concurrent_scores=2, attempts=6, max_staleness=seed % 2))
     check(world, state)
     assert state.step >= 2
+    assert world.drawn_asleep == 0
     if take_turns:
         assert world.overlaps == 0
 

@@ -6,6 +6,7 @@ The stand-ins use the real store and the real coordinator; what they replace is 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,12 @@ class FakeGenerator:
 
     def load(self, version: PolicyVersion) -> None:
         self.version = version
+
+    def sleep(self) -> None:
+        return None
+
+    def wake(self) -> None:
+        return None
 
     def draw(self, prompt: Prompt, indices: list[int]) -> Iterator[Any]:
         for index in indices:
@@ -295,40 +303,72 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+@contextmanager
+def command_of_its_own(folder: Path, mark: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """The run of `folder` in a process of its own with Ray of its own, at work: at least one sample has left."""
+    code = (
+        "import importlib.util, pathlib, sys\n"
+        f"spec = importlib.util.spec_from_file_location('run_of_its_own', {__file__!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['run_of_its_own'] = module\n"
+        "spec.loader.exec_module(module)\n"
+        "from ray import cloudpickle\n"
+        "cloudpickle.register_pickle_by_value(module)\n"
+        f"module.run(pathlib.Path({str(folder)!r}))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(project_root()), "KONTRAST_TEST_MARK": mark}
+    with (folder / "log").open("w") as log:
+        command = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log)
+    events = folder / id_of(folder) / "events.jsonl"
+    deadline = time.monotonic() + 120
+    try:
+        while not (events.is_file() and "sample_left" in events.read_text()):
+            assert command.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, "the run did not begin"
+            time.sleep(0.1)
+        yield command, events
+    finally:
+        command.kill()
+        command.wait()
+
+
+def wait_until_gone(mark: str, limit_s: float = 60.0) -> None:
+    """Waits until no process carries the mark."""
+    deadline = time.monotonic() + limit_s
+    while left := marked(mark):
+        names = [Path(f"/proc/{pid}/cmdline").read_bytes()[:80] for pid in left if Path(f"/proc/{pid}").exists()]
+        assert time.monotonic() < deadline, f"still alive: {names}"
+        time.sleep(0.2)
+
+
 def test_a_killed_command_leaves_nothing_and_is_resumed(tmp_path: Path) -> None:
     """kill -9 of the command itself takes Ray, the store's server and every actor with it; the same run goes on from
     its folder, and counts nothing twice."""
     mark = f"kontrast-{tmp_path.name}-{os.getpid()}"
-    code = (
-        "import importlib.util, pathlib, sys\n"
-        f"spec = importlib.util.spec_from_file_location('killed_run', {__file__!r})\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "sys.modules['killed_run'] = module\n"
-        "spec.loader.exec_module(module)\n"
-        "from ray import cloudpickle\n"
-        "cloudpickle.register_pickle_by_value(module)\n"
-        f"module.run(pathlib.Path({str(tmp_path)!r}))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(project_root()), "KONTRAST_TEST_MARK": mark}
-    log = (tmp_path / "log").open("w")
-    command = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log)
-    events = tmp_path / id_of(tmp_path) / "events.jsonl"
-    deadline = time.monotonic() + 90
-    while not (events.is_file() and "sample_left" in events.read_text()):
-        assert command.poll() is None, (tmp_path / "log").read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert len(marked(mark)) > 3
-    command.kill()
-    command.wait()
-    while left := marked(mark):
-        assert time.monotonic() < deadline + 60, f"still alive: {left}"
-        time.sleep(0.2)
-    before = len(events.read_text().splitlines())
+    with command_of_its_own(tmp_path, mark) as (command, events):
+        assert len(marked(mark)) > 3
+        command.kill()
+        command.wait()
+        wait_until_gone(mark)
+        before = len(events.read_text().splitlines())
     state = run(tmp_path)
     check(state)
     assert state.incarnation == 2
     assert len(events.read_text().splitlines()) > before
+
+
+def test_sigterm_stops_in_order(tmp_path: Path) -> None:
+    """What `ray job stop` sends: the run closes as stopped, both ledgers balance with nothing in flight, and no process
+    is left."""
+    mark = f"kontrast-{tmp_path.name}-{os.getpid()}"
+    with command_of_its_own(tmp_path, mark) as (command, events):
+        command.terminate()
+        assert command.wait(timeout=90) == 0, (tmp_path / "log").read_text()
+        wait_until_gone(mark)
+        state = RunState.replay(event_from_dict(json.loads(line)) for line in events.read_text().splitlines())
+    assert state.closed == "stopped"
+    state.ledger.check()
+    assert state.ledger.samples.counts()["in_flight"] == 0
 
 
 def test_the_stored_events_alone_give_the_same_ledgers(tmp_path: Path, address: str) -> None:
