@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from evaluator.compile import CompilePool, Toolchain, discover
 from evaluator.compile.routes import arch_of
@@ -16,6 +16,9 @@ from evaluator.sides import ReferenceFailed
 from evaluator.timing.turns import Arm, ArmFault
 from evaluator.worker.process import Zygote
 from tasks.records import Candidate, Evaluation, Task
+
+if TYPE_CHECKING:
+    from evaluator.device_cuda import Gauges
 
 _INDUCTOR = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1",
@@ -50,13 +53,14 @@ class Evaluator:
     evaluation. `close` (or leaving the context) ends every process.
     """
 
-    def __init__(self, device: str = "cpu", config: EvaluatorConfig | None = None) -> None:
+    def __init__(self, device: str | Device = "cpu", config: EvaluatorConfig | None = None) -> None:
         self.config = config or EvaluatorConfig()
-        self.device: Device = open_device(device, self.config.threads)
+        self.device: Device = device if isinstance(device, Device) else open_device(device, self.config.threads)
         self.lock = DeviceLock(self.device.lock_path)
         self._zygote: Zygote | None = None
         self._reference: WarmReference | None = None
         self._pool: CompilePool | None = None
+        self._gauges: Gauges | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +86,10 @@ class Evaluator:
             self.close_processes()
             self._zygote = Zygote(
                 threads=self.config.threads, lock_descriptor=self.lock.descriptor,
-                environment={"PATH": discover().search_path(self.device.type), **_INDUCTOR},
+                environment={
+                    "PATH": discover().search_path(self.device.type), **_INDUCTOR, **dict(self.device.environment),
+                },
+                modules=self.device.modules,
             )  # fmt: skip
             self._zygote.start(self.config.deadlines.start_s)
         return self._zygote
@@ -92,7 +99,7 @@ class Evaluator:
         if self._reference is not None and self._reference.task.content_hash == task.content_hash:
             return self._reference
         self.drop_reference()
-        settings = {"cores": list(self.device.judge_cores)}
+        settings = {"cores": list(self.device.judge_cores), "runtime": self.device.runtime}
         arm = Arm(self.zygote().spawn_reference(settings), trusted=True)
         arm.child.stop()
         warm = WarmReference(arm, task, {})
@@ -115,6 +122,14 @@ class Evaluator:
     def zygote_alive(self) -> bool:
         """Whether the zygote runs."""
         return self._zygote is not None and self._zygote.alive()
+
+    def gauges(self) -> Gauges | None:
+        """Clocks, power and memory of the device; None where it has none to read."""
+        if self._gauges is None and self.device.uuid:
+            from evaluator.device_cuda import Gauges
+
+            self._gauges = Gauges(self.device.uuid)
+        return self._gauges
 
     def scratch(self) -> str:
         """A folder for workers on machines without mount namespaces; empty until one is needed."""

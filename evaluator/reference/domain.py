@@ -177,7 +177,8 @@ def exact_inputs(inputs: Sequence[Any], traits: Sequence[InputTrait], seed: int,
 
     More bits than TF32 and bfloat16 keep, so that a downgrade shows even where its error would average out.
     """
-    generator = torch.Generator().manual_seed(seed % (1 << 63))
+    device = next((tensor.device for _, tensor in leaves_of(list(inputs))), torch.device("cpu"))
+    generator = torch.Generator(device).manual_seed(seed % (1 << 63))
     order = iter(traits)
     first = True
 
@@ -188,7 +189,7 @@ def exact_inputs(inputs: Sequence[Any], traits: Sequence[InputTrait], seed: int,
             return tensor
         bound = (1 << bits) - 1 if first else 1
         first = False
-        values = torch.randint(-bound, bound + 1, tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
+        values = torch.randint(-bound, bound + 1, tensor.shape, generator=generator, device=device).to(tensor.dtype)
         return torch.where(tensor != 0, values, 0) if trait.keeps_zeros else values
 
     drawn = [map_tensors(value, change) for value in inputs]

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -148,11 +148,13 @@ class Zygote:
     """Starts the zygote and forks children from it."""
 
     def __init__(
-        self, *, threads: int = 1, lock_descriptor: int = -1, environment: Mapping[str, str] | None = None
-    ) -> None:
+        self, *, threads: int = 1, lock_descriptor: int = -1, environment: Mapping[str, str] | None = None,
+        modules: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self._threads = threads
         self._lock = lock_descriptor
         self._environment = dict(environment or {})
+        self._modules = list(modules)
         self._control: socket.socket | None = None
         self._owned: Owned | None = None
         self.pid = 0
@@ -167,14 +169,16 @@ class Zygote:
         )  # fmt: skip
         theirs.close()
         self._control = ours
-        wire.send(ours, {"op": "start", "threads": self._threads})
+        wire.send(ours, {"op": "start", "threads": self._threads, "modules": self._modules})
         self.pid = int(self._ask(timeout_s)["pid"])
 
     def _variables(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         one = str(self._threads)
+        given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        path = os.pathsep.join(dict.fromkeys([str(ROOT), *given]))
         return {
-            **kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": one,
+            **kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": one,
             "MKL_NUM_THREADS": one, "OPENBLAS_NUM_THREADS": one, "OMP_WAIT_POLICY": "PASSIVE",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "USER": "worker", "LOGNAME": "worker", **self._environment,
         }  # fmt: skip
@@ -183,7 +187,7 @@ class Zygote:
         """Forks a sandboxed worker; its first packet (`ready` with the layers, or `failed`) is on its channel."""
         channel, theirs = wire.pair()
         status, reporter = wire.pair()
-        request = {"op": "fork", "role": "worker", "sandbox": asdict(plan), **(settings or {})}
+        request = {"op": "fork", "role": "worker", "sandbox": asdict(plan), "root": str(ROOT), **(settings or {})}
         group = self._fork(request, [theirs, reporter], timeout_s)
         try:
             born = wire.receive(status, timeout_s)

@@ -40,6 +40,8 @@ class SandboxPlan:
     execute: tuple[str, ...] = ()
     """Trees of the toolchain."""
     devices: tuple[str, ...] = ()
+    accelerator: bool = False
+    """Whether the worker uses an accelerator, whose driver wants all of /dev, /sys and its own entries of /proc."""
     cores: tuple[int, ...] = ()
     """Cores that the worker and all its threads are held on; empty for all."""
     scratch_mib: int = 512
@@ -81,10 +83,14 @@ def _map_ids(uid: int, gid: int) -> None:
             file.write(text)
 
 
+_PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+
+
 def interpreter_trees() -> tuple[str, ...]:
     """Folders that Python and its compiled libraries are read from."""
     trees = {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), *site.getsitepackages()}
     trees |= {os.path.dirname(os.path.realpath(sys.executable))}
+    trees |= {entry for entry in sys.path if os.path.isabs(entry) and os.path.realpath(entry) != _PROJECT}
     return tuple(sorted(os.path.realpath(tree) for tree in trees if os.path.isdir(tree)))
 
 
@@ -92,6 +98,8 @@ SYSTEM_TREES = (
     "/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime",
     "/etc/alternatives", "/etc/passwd", "/etc/nsswitch.conf", "/sys/devices/system", "/sys/fs/cgroup",
 )  # fmt: skip
+ACCELERATOR_TREES = ("/sys", "/proc/driver", "/proc/devices", "/proc/modules", "/proc/meminfo", "/proc/cpuinfo")
+"""What the CUDA driver reads beside what every worker may."""
 PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
@@ -157,11 +165,18 @@ def _confine(plan: SandboxPlan, scratch: str) -> list[str]:
 
     layers = []
     if "landlock" in plan.layers and confine.landlock_available():
-        read = (*interpreter_trees(), *SYSTEM_TREES, *plan.read, "/proc" if os.getpid() == 1 else "/proc/self")
+        own_proc = "/proc" if os.getpid() == 1 else "/proc/self"
+        read = (*interpreter_trees(), *SYSTEM_TREES, *plan.read, own_proc)
         own = [scratch]
         if os.path.ismount("/dev/shm"):
             own.append("/dev/shm")
-        confine.restrict_files(read=read, execute=plan.execute, own=own, devices=(*PLAIN_DEVICES, *plan.devices))
+        if plan.accelerator:
+            confine.restrict_files(
+                read=(*read, *ACCELERATOR_TREES), execute=plan.execute, own=own, devices=PLAIN_DEVICES,
+                notes=(own_proc,), whole=("/dev",),
+            )  # fmt: skip
+        else:
+            confine.restrict_files(read=read, execute=plan.execute, own=own, devices=(*PLAIN_DEVICES, *plan.devices))
         layers.append("landlock")
     if "seccomp" in plan.layers and confine.seccomp_available():
         confine.filter_calls(sockets=plan.sockets)

@@ -12,8 +12,10 @@ waits for the worker and tells the judge its process id and how it ended.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import select
 import signal
@@ -63,6 +65,9 @@ def _import_everything(settings: dict[str, Any]) -> None:
     from evaluator.reference import server  # noqa: F401
     from evaluator.worker import confine  # noqa: F401
 
+    for name in settings.get("modules", ()):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     keep_freed_memory()
     torch.set_num_threads(int(settings.get("threads", 1)))
     torch.backends.cuda.matmul.allow_tf32 = False
