@@ -7,6 +7,7 @@ the candidate's; this process is never timed."""
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections import deque
@@ -25,6 +26,8 @@ from evaluator.worker.phases import failure, read_text, write_text
 from evaluator.worker.tree import flatten
 from tasks.records.evaluation import Step
 from tasks.records.task import Precision
+
+logger = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
 """`fds` in it are descriptors that travel beside the message and stay open here."""
@@ -210,7 +213,8 @@ def serve(channel: socket, settings: dict[str, Any]) -> None:
         try:
             answer = handlers[operation](**request, **({"fds": descriptors} if descriptors else {}))
             backend.settle()
-        except Exception as error:  # noqa: BLE001  the task's code may raise anything
+        except Exception as error:
+            logger.warning("the reference server failed in %s", operation, exc_info=True)
             answer = failure(operation, error)
         wire.send(channel, answer, answer.pop("fds", ()))
         for number in descriptors:
