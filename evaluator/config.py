@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from evaluator.compile.config import CompileConfig
+from evaluator.judgement.defences import ALL_DEFENCES
 from tasks.config import Section
 from tasks.records.evaluation import Protocol, RulesName
 
@@ -69,6 +70,8 @@ class EvaluatorConfig(Section):
     """What the judge accepts; single rules are set in `rule`."""
     rule: dict[str, str | int | float] = Field(default_factory=dict)
     """Single rules that differ from the preset, such as `output_lifetime = "next_call"`."""
+    defences_off: tuple[str, ...] = ()
+    """Defences to turn off by name, for tests of the evaluator itself; the record lists those that were on."""
     threads: int = Field(default=1, ge=1)
     """Threads of each arm on CPU."""
     memory_limit_mib: int = Field(default=4096, ge=64)
@@ -83,3 +86,11 @@ class EvaluatorConfig(Section):
     """Number of evaluators per device type, such as `{H100 = 4, cpu = 1}`."""
     lock_timeout_s: float = Field(default=600.0, gt=0)
     """How long a timing waits for another evaluator's on the same device."""
+
+    @field_validator("defences_off")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = sorted(set(names) - set(ALL_DEFENCES))
+        if unknown:
+            raise ValueError(f"there is no defence {', '.join(unknown)}; there are {', '.join(ALL_DEFENCES)}")
+        return names

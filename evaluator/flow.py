@@ -10,7 +10,7 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
 class Gate:
     """Ends an evaluation as soon as a fault is proven."""
 
-    def __init__(self, observed: Observed, rules: Rules) -> None:
+    def __init__(self, observed: Observed, rules: Rules, defences: Sequence[str]) -> None:
         self._observed = observed
         self._rules = rules
+        self._defences = defences
         self._seen = -1
 
     def pass_or_end(self) -> None:
         """Raises Ended when the facts so far already reject the candidate."""
         if self._observed.version != self._seen:
             self._seen = self._observed.version
-            if first_fault(self._observed.facts(), self._rules) is not None:
+            if first_fault(self._observed.facts(), self._rules, self._defences) is not None:
                 raise Ended
 
 
@@ -61,7 +62,8 @@ class Flow:
         self._confirm = confirm
         self._rules = Rules.preset(evaluator.config.rules, **evaluator.config.rule)
         self._observed = Observed()
-        self._gate = Gate(self._observed, self._rules)
+        self._defences = tuple(name for name in ALL_DEFENCES if name not in evaluator.config.defences_off)
+        self._gate = Gate(self._observed, self._rules, self._defences)
         self._seconds: dict[str, float] = {}
         self._sides: list[Side] = []
         self._waited_s = 0.0
@@ -252,14 +254,14 @@ class Flow:
     def _evaluation(self) -> Evaluation:
         observed, task = self._observed, self._task
         facts = observed.facts()
-        verdict = judge(facts, self._rules)
+        verdict = judge(facts, self._rules, self._defences)
         layers = self._sides[1].layers if len(self._sides) > 1 else ()
         return Evaluation(
             outcome=verdict.outcome, reason=verdict.reason, step=verdict.step, message=verdict.message,
             labels=verdict.labels, measurement=verdict.measurement, detail={**verdict.detail, "seed": self._seed.hex()},
             facts=facts.model_dump(mode="json", exclude_defaults=True), task_id=task.id, task_hash=task.content_hash,
             candidate_hash=self._candidate.content_hash, device_type=self._evaluator.device.type,
-            precision=task.precision, protocol=self._config.protocol, rules=self._config.rules, defences=ALL_DEFENCES,
+            precision=task.precision, protocol=self._config.protocol, rules=self._config.rules, defences=self._defences,
             isolation=layers, seconds_by_step={name: round(value, 4) for name, value in self._seconds.items()},
             seed_commitment=hashlib.sha256(self._seed).hexdigest(),
         )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 from evaluator.compile.diagnostics import cut
 from evaluator.judgement import CallLedger, CallResult, Facts
+from evaluator.judgement.defences.state_growth import MemoryLog
 from evaluator.judgement.facts import (
     Alias,
     CompileFacts,
@@ -69,7 +70,7 @@ class Observed:
         self._expected: tuple[ExpectedLeaf, ...] = ()
         self._expected_structure = "tensor"
         self._reference_aliases: set[tuple[str, str]] = set()
-        self._base_rss = -1
+        self._memory = MemoryLog()
         self._base_device: int | None = None
 
     def news(self) -> None:
@@ -159,12 +160,17 @@ class Observed:
 
     def memory(self, rss_bytes: int, calls: int) -> None:
         """Private memory of the worker after `calls` more calls; the first reading is the base."""
-        if self._base_rss < 0:
-            self._base_rss = rss_bytes
-        grown = max(self.growth.host_bytes, rss_bytes - self._base_rss)
-        if grown > self.growth.host_bytes + (16 << 20):
+        self._memory.add(rss_bytes, calls)
+        grown = max(self.growth.host_bytes, self._memory.grown_bytes)
+        if grown > self.growth.bytes_per_call:
             self.news()
-        self.growth = self.growth.model_copy(update={"host_bytes": grown, "calls": self.growth.calls + calls})
+        self.growth = self.growth.model_copy(
+            update={
+                "host_bytes": grown,
+                "calls": self._memory.calls,
+                "still_growing": self._memory.still_growing,
+            }
+        )
 
     def device_memory(self, candidate_bytes: int, reference_bytes: int) -> None:
         """Device memory of both workers; what both have more of (arenas, the driver's own) is no growth."""

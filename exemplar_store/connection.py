@@ -118,18 +118,23 @@ class Connection:
         except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
             raise StoreError(f"the store at {self.place} refuses this user: {error}; check the URL") from error
         except exceptions.OutOfMemoryError as error:
-            raise StoreFull(
-                f"the store at {self.place} has no memory left and nothing was written: raise its maxmemory or prune it"
-            ) from error
+            raise self._no_memory() from error
         except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
         except exceptions.ResponseError as error:
             text = str(error)
-            if "MISCONF" in text or "OOM" in text or "No space" in text:
+            if "OOM command not allowed" in text:  # as Redis 6 says it from within a script
+                raise self._no_memory() from error
+            if "MISCONF" in text or "No space" in text:
                 raise StoreFull(f"the store at {self.place} cannot write: {text}; free memory or disk") from error
             raise StoreError(f"the store at {self.place} refused a command: {text}") from error
         except exceptions.RedisError as error:
             raise self._unreachable(error) from error
+
+    def _no_memory(self) -> StoreFull:
+        return StoreFull(
+            f"the store at {self.place} has no memory left and nothing was written: raise its maxmemory or prune it"
+        )
 
     def _unreachable(self, error: Exception) -> StoreError:
         words = last_words(self.server.folder) if self.server is not None else ""

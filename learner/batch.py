@@ -127,16 +127,17 @@ def split_shared(sequences: Sequence[TokenSequence], row_tokens: int) -> list[li
     rows: list[list[int]] = []
     used = row_tokens
     for prompt, numbers in by_prompt.items():
-        fresh = True
-        for number in numbers:
-            own = len(sequences[number].completion_ids) - 1
-            need = own + (len(prompt) if fresh else 0)
-            if used + need > row_tokens:
+        lengths = [len(sequences[number].completion_ids) - 1 for number in numbers]
+        whole = len(prompt) + sum(lengths)
+        # A row is left early rather than a prompt computed twice.
+        fresh = used + whole > row_tokens >= whole
+        for at, (number, own) in enumerate(zip(numbers, lengths, strict=True)):
+            need = own + (len(prompt) if at == 0 else 0)
+            if (fresh and at == 0) or used + need > row_tokens:
                 rows.append([])
                 used, need = 0, own + len(prompt)
             rows[-1].append(number)
             used += need
-            fresh = False
     return rows
 
 

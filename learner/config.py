@@ -184,8 +184,8 @@ class PublishConfig(Section):
 
     adapter: Literal["files", "ipc_024"] = "files"
     """`files`: safetensors that the engine reads; `ipc_024`: vLLM 0.24's transfer on one device."""
-    folder: str = "/dev/shm"
-    """Where `files` writes."""
+    folder: str = ""
+    """Where `files` writes; empty: /dev/shm if it has room for two copies of the weights, else the temporary folder."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Longest time of one phase before the watchdog speaks."""
 

@@ -14,7 +14,8 @@ from learner.batch import TokenBatch, TokenSequence, pack, split_shared
 from learner.config import GrpoConfig
 from learner.errors import UntrainableSample
 from learner.groups import JudgedGroup
-from learner.grpo import GrpoLoss, RewardMoments, group_advantages, grpo_loss, token_weights
+from learner.grpo import GrpoLoss, group_advantages, grpo_loss, token_weights
+from learner.moments import RewardMoments
 from tasks.errors import KontrastError
 
 if TYPE_CHECKING:

@@ -176,7 +176,9 @@ class PolicyTrainer:
         import torch
 
         own = folder / f"rng-{self.rank}.pt"
-        state = torch.load(own, weights_only=False) if own.is_file() else {"layout": "other ranks"}
+        state: dict[str, Any] = {"layout": "other ranks"}
+        if own.is_file():
+            state = torch.load(own, weights_only=False)
         if state["layout"] != self._layout():
             raise CheckpointError(
                 f"{folder} was written with {state['layout']}, and this learner has {self._layout()}: resume with the "
@@ -233,6 +235,7 @@ def _deepspeed_engine(
     os.environ.setdefault("DS_ACCELERATOR", "cpu" if device == "cpu" else "cuda")
     import deepspeed
 
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # Its shared-memory collectives are compiled on first use, which takes a minute and which gloo does not need.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     bf16 = trainable[0].dtype == torch.bfloat16

@@ -13,15 +13,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from learner import metrics
 from learner.checkpoint import CheckpointFolder, LearnerState
 from learner.config import LearnerConfig
-from learner.contrastive import TrainItem, train_items
 from learner.groups import Fate, Fates, JudgedGroup, Lineage, judge_group
-from learner.grpo import RewardMoments
-from tasks.records import PolicyVersion, ScoredGroup
+from learner.moments import RewardMoments
+from tasks.records import PolicyVersion, ScoredGroup, ScoredSample
+
+if TYPE_CHECKING:
+    from learner.contrastive import TrainItem
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +177,8 @@ class Learner:
         return fit
 
     def _step(self, groups: Sequence[JudgedGroup]) -> dict[str, float]:
+        from learner.contrastive import train_items
+
         rewards = [reward for group in groups for _, reward in group.scored()]
         moments = self._moments.with_rewards(rewards)
         figures = self._trainer.step(train_items(groups, self._config.grpo, moments))
@@ -206,7 +210,7 @@ def group_figures(groups: Sequence[JudgedGroup]) -> dict[str, float]:
     rewards = [reward for _, reward in scored]
     distances = [s.edit_distance for s in samples if s.edit_distance is not None]
 
-    def share(test: Callable[[object], bool]) -> float:
+    def share(test: Callable[[ScoredSample], bool]) -> float:
         return sum(test(sample) for sample in samples) / max(len(samples), 1)
 
     return {
@@ -214,9 +218,9 @@ def group_figures(groups: Sequence[JudgedGroup]) -> dict[str, float]:
         "samples": float(len(samples)),
         "reward_mean": sum(rewards) / max(len(rewards), 1),
         "reward_max": max(rewards, default=0.0),
-        "accepted_share": share(lambda s: s.evaluation is not None and s.evaluation.outcome == "accepted"),  # type: ignore[attr-defined]
-        "copy_share": share(lambda s: bool(s.copy_of)),  # type: ignore[attr-defined]
-        "truncated_share": share(lambda s: s.sample.finish_reason == "length"),  # type: ignore[attr-defined]
+        "accepted_share": share(lambda s: s.evaluation is not None and s.evaluation.outcome == "accepted"),
+        "copy_share": share(lambda s: bool(s.copy_of)),
+        "truncated_share": share(lambda s: s.sample.finish_reason == "length"),
         "edit_distance": sum(distances) / len(distances) if distances else 0.0,
         "staleness_max": float(max((group.staleness for group in groups), default=0)),
     }

@@ -28,10 +28,12 @@ class FrozenWeights:
         live = _live(module)
         kept = [tensor.detach().clone() for tensor in live]
         _copy(self._copies, live)
+        _forget_gathered(module)
         try:
             yield
         finally:
             _copy(kept, live)
+            _forget_gathered(module)
 
 
 def _live(module: Any) -> list[Tensor]:
@@ -43,3 +45,10 @@ def _copy(source: list[Tensor], target: list[Tensor]) -> None:
     with torch.no_grad():
         for from_, to in zip(source, target, strict=True):
             to.copy_(from_)
+
+
+def _forget_gathered(module: Any) -> None:
+    """ZeRO-3 keeps small weights whole beside their shards: they must be gathered anew from the shards that changed."""
+    for parameter in module.parameters():
+        if parameter.requires_grad and hasattr(parameter, "ds_tensor"):
+            parameter.partition(has_been_updated=False)

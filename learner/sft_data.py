@@ -1,8 +1,9 @@
 """Stage 1's data: prompts and completions from procedural tasks and their verified seed kernels.
 
 Invariants: everything follows from the seed, pair by pair, so a prefix of a longer set is the shorter set; only tasks
-of the `train` split are used; targets are slow, middling and fast kernels in equal shares, so that speed is left for
-reinforcement learning to teach; a target is never among the exemplars its prompt shows.
+of the `train` split are used; families have equal shares, and within each the classes of speed (slow, middle, fast) it
+can show within the token limits, so that speed is left for reinforcement learning to teach; a target is never among the
+exemplars its prompt shows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from learner.batch import TokenSequence
@@ -26,8 +28,8 @@ TYPICAL_SPEEDUPS = {"slow": 0.9, "middle": 1.5, "fast": 2.5}
 ADJECTIVES = {"slow": "slow", "middle": "fair", "fast": "fast"}
 SPREAD = 0.2
 """Standard deviation of the logarithm of a drawn score."""
-MAX_ATTEMPTS = 200
-"""Draws for one pair before the data is taken to be unusable."""
+ATTEMPTS = 12
+"""Tasks of a family drawn for one class of speed before another class is taken."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,19 @@ def default_source(
             prompt_id=f"sft/{task.content_hash[:12]}", device_type=device_type(config),
         )  # fmt: skip
 
+    @cache
+    def generate(family: str, index: int) -> Task:
+        return procedural.generate(family, index, size=config.size)
+
+    @cache
+    def seeds(task_id: str) -> Sequence[Any]:
+        family, _, index = task_id.removeprefix("procedural:").partition("/")
+        return procedural.seed_kernels(generate(family, int(index)))
+
     return PairSource(
         families=procedural.TRAINING_FAMILIES,
-        generate=lambda family, index: procedural.generate(family, index, size=config.size),
-        seed_kernels=procedural.seed_kernels,
+        generate=generate,
+        seed_kernels=lambda task: seeds(task.id),
         split_of=split_of,
         build_prompt=prompt,
         render_completion=render_completion,
@@ -146,26 +157,28 @@ def design_of(seed: Any) -> str:
 
 def _pair(source: PairSource, config: SftDataConfig, number: int, held_out: bool) -> SftPair:
     rng = random.Random(f"{config.seed}/{'held out' if held_out else 'train'}/{number}")
-    speed = SPEEDS[number % len(SPEEDS)]
     # Tasks of the perplexity come after those that training draws from.
     first = config.instances if held_out else 0
-    for _ in range(MAX_ATTEMPTS):
-        family = rng.choice(source.families)
-        task = source.generate(family, first + rng.randrange(config.instances))
-        if source.split_of(task) != "train":
-            continue
-        seeds = list(source.seed_kernels(task))
-        target = _target([seed for seed in seeds if seed.speed == speed], rng)
-        if target is None:
-            continue
-        count = rng.choices((0, 1, 2), config.exemplar_shares)[0]
-        pair = _write(source, config, task, target, [s for s in seeds if s.source != target.source], count, rng)
-        if pair is not None:
-            return pair
+    for family in rng.sample(source.families, len(source.families)):
+        wanted = SPEEDS[number % len(SPEEDS)]
+        for speed in (wanted, *rng.sample([other for other in SPEEDS if other != wanted], len(SPEEDS) - 1)):
+            for _ in range(ATTEMPTS):
+                task = source.generate(family, first + rng.randrange(config.instances))
+                pair = _try(source, config, task, speed, rng) if source.split_of(task) == "train" else None
+                if pair is not None:
+                    return pair
     raise UsageError(
-        f"no training pair with a {speed} kernel was found in {MAX_ATTEMPTS} draws: allow longer prompts or "
-        "completions, or add seed kernels"
+        "no training pair fits the limits: allow longer prompts or completions, or add seed kernels to the families"
     )
+
+
+def _try(source: PairSource, config: SftDataConfig, task: Task, speed: str, rng: random.Random) -> SftPair | None:
+    seeds = list(source.seed_kernels(task))
+    target = _target([seed for seed in seeds if seed.speed == speed], rng)
+    if target is None or len(source.encode(target.source)) > source.max_completion_tokens:
+        return None
+    count = rng.choices((0, 1, 2), config.exemplar_shares)[0]
+    return _write(source, config, task, target, [s for s in seeds if s.source != target.source], count, rng)
 
 
 def _target(seeds: Sequence[Any], rng: random.Random) -> Any | None:

@@ -10,7 +10,7 @@ PROMPT_TOKENS = Histogram(
     "kontrast_rollout_prompt_tokens", "Length of prompts.", buckets=(64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
 )
 PROMPT_EXEMPLARS = Counter("kontrast_rollout_prompt_exemplars_total", "Prompts by exemplars shown.", ["shown", "drawn"])
-SKIPPED_TASKS = Counter("kontrast_rollout_skipped_tasks_total", "Tasks that got no prompt.", ["reason"])
+SKIPPED = Counter("kontrast_rollout_prompts_skipped_total", "Prompts that could not be made.", ["reason"])
 PARSED = Counter("kontrast_rollout_parsed_total", "Completions read, by what was wrong with them.", ["error"])
 ENGINE_DEATHS = Counter("kontrast_rollout_engine_deaths_total", "Engines that died.", ["engine"])
 UPDATE_SECONDS = Histogram(
@@ -20,10 +20,3 @@ UPDATE_SECONDS = Histogram(
     buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
 POLICY_STEP = Gauge("kontrast_rollout_policy_step", "Step of the policy version that the engine draws from.")
-COPIES = Counter("kontrast_rollout_copies_total", "Candidates equal to a shown exemplar, or not.", ["copy"])
-EDIT_DISTANCE = Histogram(
-    "kontrast_rollout_edit_distance",
-    "Relative edit distance to the nearest shown exemplar.",
-    buckets=(0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0),
-)
-CAPACITY = Gauge("kontrast_rollout_capacity_groups", "Groups that may be dispatched now.")

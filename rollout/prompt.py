@@ -1,8 +1,8 @@
 """The contrastive prompt: a task, earlier kernels with their measured speedups, and how to answer (CUDA-L1, section 3).
 
-Pure and golden-tested. Exemplars are shown worst first. The prompt keeps a token budget, counted by the tokenizer with
-the chat template applied: an exemplar that does not fit is swapped for a shorter one of its bucket, then dropped, the
-worst first; code is never cut.
+Pure but for its metrics, golden-tested. Exemplars are shown worst first. The prompt keeps a token budget, counted by
+the tokenizer with the chat template applied: an exemplar that does not fit is swapped for a shorter one of its bucket,
+then dropped, the worst first; code is never cut.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
 
+from rollout import metrics
 from rollout.config import PromptConfig, RolloutConfig
 from rollout.tokenizer import Tokenizer
 from tasks.errors import KontrastError
@@ -48,7 +49,9 @@ def build_prompt(
     `alternatives[i]` are other exemplars of the bucket that `exemplars[i]` was drawn from. Raises PromptTooLong when
     the reference without any exemplar has more than `config.prompt.max_tokens` tokens.
     """
-    shown, text = _fit(task, exemplars, alternatives, tokenizer, config.prompt, device_type)
+    shown, text, tokens = _fit(task, exemplars, alternatives, tokenizer, config.prompt, device_type)
+    metrics.PROMPT_TOKENS.observe(tokens)
+    metrics.PROMPT_EXEMPLARS.labels(str(len(shown)), str(len(exemplars))).inc()
     return Prompt(
         id=prompt_id,
         run_id=run_id,
@@ -107,13 +110,14 @@ def _fit(
     tokenizer: Tokenizer,
     config: PromptConfig,
     device_type: str,
-) -> tuple[tuple[Exemplar, ...], str]:
+) -> tuple[tuple[Exemplar, ...], str, int]:
     tokens = 0
     for shown in _selections(exemplars, alternatives):
         text = tokenizer.render(prompt_messages(task, shown, config, device_type))
         tokens = tokenizer.count(text)
         if tokens <= config.max_tokens:
-            return shown, text
+            return shown, text, tokens
+    metrics.SKIPPED.labels("too_long").inc()
     raise PromptTooLong(
         f"the prompt of {task.id} has {tokens} tokens without any exemplar, more than rollout.prompt.max_tokens = "
         f"{config.max_tokens}: raise that limit, use the compact template, or leave the task out."

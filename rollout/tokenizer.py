@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from tasks.errors import UsageError
 
 CHARS_PER_TOKEN = 3.0
 """Rough size of a token of code, used where the endpoint's tokenizer is unknown; on the safe side."""
@@ -29,20 +32,17 @@ class Tokenizer(Protocol):
 class ChatTokenizer:
     """A Hugging Face tokenizer with its chat template."""
 
-    def __init__(self, hugging_face: Any) -> None:
+    def __init__(self, hugging_face: Any, end_token_id: int) -> None:
         self._hf = hugging_face
+        self.end_token_id = end_token_id
+        """Id of the token that ends an answer: the one at which engines stop, whatever the tokenizer calls its own."""
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
-        """Reads the tokenizer of a checkpoint folder."""
+        """Reads the tokenizer of a checkpoint folder; UsageError when the checkpoint names no end token."""
         from transformers import AutoTokenizer
 
-        return cls(AutoTokenizer.from_pretrained(str(folder)))
-
-    @property
-    def end_token_id(self) -> int:
-        """Id of the token that ends an answer."""
-        return int(self._hf.eos_token_id)
+        return cls(AutoTokenizer.from_pretrained(str(folder)), stop_token_ids(folder)[0])
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         """The chat template applied, with the header of the assistant's turn."""
@@ -79,3 +79,13 @@ class PlainTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Not possible; endpoints send text."""
         raise NotImplementedError("a plain tokenizer has no token ids to decode")
+
+
+def stop_token_ids(folder: Path) -> tuple[int, ...]:
+    """Tokens that end an answer, from the checkpoint's generation or model configuration; UsageError without any."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        ids: Any = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    raise UsageError(f"the model in {folder} names no end token: add eos_token_id to its generation_config.json.")

@@ -3,6 +3,11 @@
     python scripts/train_demo_adapter.py --model MODEL_DIR --out OUT_DIR --minutes 4
     python scripts/train_demo_adapter.py --model MODEL_DIR --out OUT_DIR --steps 2 --device cpu    # smoke test
 
+Building 16,000 pairs takes minutes of CPU; to spare an accelerator the wait, build them before:
+
+    python scripts/train_demo_adapter.py --model MODEL_DIR --out PAIRS_DIR --build-only --pairs 16000
+    python scripts/train_demo_adapter.py --model MODEL_DIR --out OUT_DIR --pairs-file PAIRS_DIR/pairs.jsonl.gz ...
+
 OUT_DIR gets `adapter/` (bf16 safetensors), `recipe.json` (seed, versions, data hash, losses), `sft.jsonl` (loss curve),
 `samples.jsonl` (to be judged by `kontrast evaluate --batch`, or any evaluator) and `progress.txt`.
 """
@@ -10,6 +15,7 @@ OUT_DIR gets `adapter/` (bf16 safetensors), `recipe.json` (seed, versions, data 
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import importlib.metadata
 import json
@@ -20,16 +26,17 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from learner.batch import TokenSequence
 from learner.config import DeepSpeedConfig, LearnerConfig, OptimizerConfig, PolicyConfig, SftConfig, SftDataConfig
 from learner.device import resolve_device
-from learner.sft_data import PairSource, SftPair, build_pairs, default_source, device_type, exemplars_for
+from learner.sft_data import PairSource, SftPair, build_pairs, data_hash, default_source, device_type, exemplars_for
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "numpy", "tokenizers", "safetensors")
 BASE_NAME = "SmolLM2-135M-Instruct"
@@ -45,7 +52,6 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True,
         handlers=[logging.StreamHandler(sys.stdout), logging.FileHandler(options.out / "progress.txt")],
     )  # fmt: skip
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     device = resolve_device(options.device)
     config = _config(options, device)
     from learner.engine import PolicyTrainer
@@ -56,7 +62,10 @@ def main() -> int:
     tokenizer = ChatTokenizer.load(options.model)
     source = _source(tokenizer, config.sft)
     began = time.monotonic()
-    pairs = _build_in_parallel(config.sft, options.model)
+    pairs = _read_pairs(options.pairs_file) if options.pairs_file else _build_in_parallel(config.sft, options.model)
+    if options.build_only:
+        _write_pairs(pairs, options.out / "pairs.jsonl.gz")
+        return 0
     held_out = list(build_pairs(source, config.sft.data, held_out=True))
     logger.info("%d pairs and %d held out, built in %.0f s", len(pairs), len(held_out), time.monotonic() - began)
     policy = load_policy(config.policy, device, seed=options.seed)
@@ -86,6 +95,24 @@ def _build_in_parallel(config: SftConfig, model: Path) -> list[SftPair]:
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         built = pool.starmap(_build_part, [(config, model, part) for part in parts])
     return [pair for part in built for pair in part]
+
+
+def _write_pairs(pairs: Sequence[SftPair], path: Path) -> None:
+    with gzip.open(path, "wt") as file:
+        for pair in pairs:
+            file.write(json.dumps(asdict(pair), sort_keys=True) + "\n")
+    logger.info("%d pairs in %s, data hash %s", len(pairs), path, data_hash(pairs))
+
+
+def _read_pairs(path: Path) -> list[SftPair]:
+    pairs = []
+    with gzip.open(path, "rt") as file:
+        for line in file:
+            fields = json.loads(line)
+            ids = fields["sequence"]
+            sequence = TokenSequence(tuple(ids["prompt_ids"]), tuple(ids["completion_ids"]))
+            pairs.append(SftPair(**{**fields, "sequence": sequence, "composition": tuple(fields["composition"])}))
+    return pairs
 
 
 def _build_part(config: SftConfig, model: Path, numbers: range) -> list[SftPair]:
@@ -242,6 +269,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=None)
+    parser.add_argument("--pairs-file", type=Path, default=None, help="pairs that --build-only wrote")
+    parser.add_argument("--build-only", action="store_true", help="write pairs.jsonl.gz, train nothing")
     parser.add_argument("--instances", type=int, default=400, help="task instances per family")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-prompt-tokens", type=int, default=512)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from deploy.folder import RunFolder
 from deploy.graph.coordinator import Coordinator
@@ -26,12 +25,18 @@ class CoordinatorActor:
     """Runs the loop; `run` may be called again on the actor that replaces a dead one."""
 
     def __init__(
-        self, plan: RunPlan, location: str, store: StoreConfig, recorder: Any, generators: Sequence[Any], learner: Any,
+        self, plan: RunPlan, location: str, store: StoreConfig, recorder: str, generators: Sequence[str], learner: str,
         source: str,
     ) -> None:  # fmt: skip
+        """The three are names of actors."""
+        import ray
+
         check_integrity(source)
         stream = RunStream(ExemplarStore.connect(location, store), plan.run_id)
-        self._coordinator = Coordinator(plan, remote_handles(stream, recorder, generators, learner))
+        handles = remote_handles(
+            stream, ray.get_actor(recorder), [ray.get_actor(name) for name in generators], ray.get_actor(learner)
+        )
+        self._coordinator = Coordinator(plan, handles)
 
     async def run(self) -> str:
         """Runs to the end; returns the closing status."""

@@ -62,13 +62,13 @@ def named_address(config: Config, environment: Mapping[str, str]) -> str:
 @contextmanager
 def joined(config: Config) -> Iterator[Any]:
     """Connects to the run's cluster and yields the module `ray`; raises ClusterUnreachable."""
-    environment = {
-        **usage_reporting_off(os.environ),
-        **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
-    }
+    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    environment = {**usage_reporting_off(os.environ), **passed_on}
+    address = named_address(config, os.environ)
+    if not address:
+        private_token(os.environ)
     import ray
 
-    address = named_address(config, os.environ)
     common: dict[str, Any] = {
         "namespace": "kontrast", "log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False,
         "runtime_env": {"env_vars": environment},
@@ -91,10 +91,11 @@ def joined(config: Config) -> Iterator[Any]:
 
 def private_token(environment: MutableMapping[str, str]) -> None:
     """A token for the cluster that this process starts, where the user has chosen nothing: other users of the machine
-    cannot use it, and none is written to the home folder."""
+    cannot use it, and none is written to the home folder. Ray itself turns token authentication on, and says so in a
+    warning that a cluster of one's own does not need."""
     if not any(name.startswith("RAY_AUTH_") for name in environment):
-        environment["RAY_AUTH_MODE"] = "token"
         environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
 
 
 def _unreachable(address: str, error: Exception) -> str:

@@ -82,6 +82,7 @@ class EvaluatorPool:
     """Evaluator actors by device type; used from one event loop."""
 
     def __init__(self, actors: Mapping[str, Sequence[Any]], *, attempts: int = 2) -> None:
+        """`actors` are handles by device type."""
         self._actors = {device_type: list(found) for device_type, found in actors.items()}
         self._loads = {device_type: Loads([0] * len(found)) for device_type, found in self._actors.items()}
         self._gates = {device_type: [Gate() for _ in found] for device_type, found in self._actors.items()}
@@ -151,12 +152,12 @@ def open_evaluator(config: EvaluatorConfig, device: str) -> Callable[[str], Any]
 
 
 def start_evaluators(
-    ray: Any, types: Mapping[str, int], source: str, make: Callable[[str], Callable[[str], Any]], *,
+    ray: Any, names: Mapping[str, Sequence[str]], source: str, make: Callable[[str], Callable[[str], Any]], *,
     cpus: float, gpus: float, restarts: int,
 ) -> dict[str, list[Any]]:  # fmt: skip
-    """Starts the actors of each type on nodes with its label; `make` gives what opens a device of a type."""
+    """Starts the named actors of each type on nodes with its label; `make` gives what opens a device of a type."""
     actors: dict[str, list[Any]] = {}
-    for device_type, count in types.items():
+    for device_type, named in names.items():
         options: dict[str, Any] = {
             "num_cpus": cpus, "num_gpus": 0 if device_type == "cpu" else gpus, "max_restarts": restarts,
             "max_task_retries": 0,
@@ -164,6 +165,6 @@ def start_evaluators(
         selector = label_selector(device_type)
         if selector is not None:
             options["label_selector"] = selector
-        remote = ray.remote(EvaluatorActor).options(**options)
-        actors[device_type] = [remote.remote(make(device_type), source) for _ in range(count)]
+        remote = ray.remote(EvaluatorActor)
+        actors[device_type] = [remote.options(name=name, **options).remote(make(device_type), source) for name in named]
     return actors

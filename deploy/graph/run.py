@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,17 @@ class RunFailed(KontrastError):
 
 @dataclass
 class Workers:
-    """The actors of the other packages, as handles, and how the recorder reaches the evaluators."""
+    """The actors of the other packages, and how the recorder reaches the evaluators.
 
-    generators: Sequence[Any]
-    learner: Any
+    Actors are passed on by name: an actor that Ray restarts then finds them again whatever became of the process that
+    made its arguments.
+    """
+
+    generators: Sequence[str]
+    learner: str
     make_tools: Callable[[], Tools]
-    close: Callable[[], None] = field(default=lambda: None)
+    actors: Sequence[Any] = ()
+    """Handles that keep the actors alive; what is ended with the run."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,10 @@ class Setting:
     """Where the store is reached from every node of the run."""
     source: str
     """Hash of the source that every actor must have."""
+
+    def actor_name(self, role: str, number: int = 0) -> str:
+        """Name of an actor; one run has one actor of each name in a cluster."""
+        return f"{self.run.run_id}/{role}-{number}"
 
 
 MakeWorkers = Callable[[Any, Setting], Workers]
@@ -133,7 +142,8 @@ def execute(
             try:
                 _lead(ray, setting, workers, follow(plan, stream_reader(store, run.run_id)))
             finally:
-                workers.close()
+                for actor in workers.actors:
+                    ray.kill(actor)
 
 
 def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], object]) -> None:
@@ -149,12 +159,14 @@ def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], obje
         config.evaluator.protocol, config.evaluator.rules,
         one_seed_per_speed=config.run.seed_kernels == "one_per_speed", seed=config.run.seed,
     )  # fmt: skip
-    recorder = ray.remote(RecorderActor).options(**options).remote(
+    recorder_name = setting.actor_name("recorder")
+    recorder = ray.remote(RecorderActor).options(name=recorder_name, **options).remote(
         setting.run.path.resolve(), setting.location, config.store, setting.tasks, workers.make_tools, rules,
         setting.source,
     )  # fmt: skip
-    coordinator = ray.remote(CoordinatorActor).options(**options).remote(
-        setting.plan, setting.location, config.store, recorder, workers.generators, workers.learner, setting.source
+    coordinator = ray.remote(CoordinatorActor).options(name=setting.actor_name("coordinator"), **options).remote(
+        setting.plan, setting.location, config.store, recorder_name, workers.generators, workers.learner,
+        setting.source,
     )  # fmt: skip
     try:
         with _stopping(lambda: coordinator.stop.remote()):

@@ -54,22 +54,29 @@ def find_adapter(name: str) -> str:
 def make_workers(ray: Any, setting: Setting) -> Workers:
     """Starts all workers and waits until they are ready; raises RunFailed naming the one that is not."""
     config, cluster = setting.config, setting.config.cluster
-    again = {"max_restarts": cluster.restarts, "max_task_retries": 0}
+    names = [setting.actor_name("generator", number) for number in range(cluster.generators)]
     generators = [
         ray.remote(GeneratorActor)
-        .options(num_cpus=cluster.generator_cpus, num_gpus=cluster.generator_gpus, max_concurrency=1000, **again)
+        .options(
+            name=name, num_cpus=cluster.generator_cpus, num_gpus=cluster.generator_gpus, max_concurrency=1000,
+            max_restarts=cluster.restarts, max_task_retries=0,
+        )
         .remote(config.rollout, config.rollout.model, setting.source)
-        for _ in range(cluster.generators)
-    ]
+        for name in names
+    ]  # fmt: skip
+    by_type = {
+        device_type: [setting.actor_name(f"evaluator-{device_type}", number) for number in range(count)]
+        for device_type, count in config.device_types().items()
+    }
     evaluators = start_evaluators(
-        ray, config.device_types(), setting.source,
+        ray, by_type, setting.source,
         lambda device_type: open_evaluator(config.evaluator, "cpu" if device_type == "cpu" else "cuda"),
         cpus=cluster.evaluator_cpus, gpus=cluster.evaluator_gpus, restarts=cluster.restarts,
     )  # fmt: skip
     learner = start_learner(ray, setting)
     _await_ready(ray, {"a generator": [actor.ready for actor in generators], "the learner": [learner.ready]}, config)
     actors = [*generators, learner, *(actor for found in evaluators.values() for actor in found)]
-    return Workers(generators, learner, RealTools(config, setting.run.run_id, evaluators), lambda: _kill(ray, actors))
+    return Workers(names, setting.actor_name("learner"), RealTools(config, setting.run.run_id, by_type), actors)
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ def start_learner(ray: Any, setting: Setting) -> Any:
             {**options, "scheduling_strategy": strategy(group, placement_group_bundle_index=n)} for n in range(world)
         ]
     stream = OpenStream(setting.location, config.store, setting.run.run_id)
-    lead = learner_actor().options(**placed[0]).remote(
+    lead = learner_actor().options(name=setting.actor_name("learner"), **placed[0]).remote(
         config.learner, setting.run.run_id, str(setting.run.checkpoints.resolve()), stream, world=world,
         seed=config.run.seed,
     )  # fmt: skip
@@ -133,25 +140,24 @@ def _await_ready(ray: Any, asked: Mapping[str, Sequence[Any]], config: Config) -
             raise RunFailed(f"{what} did not start: {text}") from error
 
 
-def _kill(ray: Any, actors: Sequence[Any]) -> None:
-    for actor in actors:
-        ray.kill(actor)
-
-
 @dataclass(frozen=True)
 class RealTools:
     """Makes the recorder's tools in the recorder's own process."""
 
     config: Config
     run_id: str
-    evaluators: Mapping[str, Sequence[Any]]
+    evaluators: Mapping[str, Sequence[str]]
+    """Names of the evaluator actors by device type."""
 
     def __call__(self) -> Tools:
         """Loads the tokenizer and takes hold of the evaluators."""
+        import ray
+
         from rollout.tokenizer import ChatTokenizer
 
         tokenizer = ChatTokenizer.load(Path(self.config.rollout.model))
-        pool = EvaluatorPool(self.evaluators, attempts=self.config.cluster.attempts)
+        actors = {kind: [ray.get_actor(name) for name in names] for kind, names in self.evaluators.items()}
+        pool = EvaluatorPool(actors, attempts=self.config.cluster.attempts)
         usual = self.config.evaluator.protocol
 
         async def evaluate(task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:

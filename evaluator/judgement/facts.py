@@ -184,6 +184,8 @@ class Growth(Fact):
     bytes_per_call: int = 0
     """Inputs and outputs of one call."""
     calls: int = 0
+    still_growing: bool = True
+    """The latest calls still added to it: an allocator's reserve levels off, what a candidate keeps does not."""
 
 
 class Pending(Fact):

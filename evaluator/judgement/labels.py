@@ -16,13 +16,12 @@ CUSTOM_SHARE = 0.5
 def labels_of(facts: Facts) -> tuple[str, ...]:
     """All labels of the candidate, sorted."""
     work = facts.own_work
-    right = all(not tally.wrong for tally in facts.draws if not tally.reloaded)
     found = {
         "same_formula": facts.screen.same_formula or (work.operators_equal and _all_bit_equal(facts)),
         "compiler_wrapper": bool(work.compilers),
         "fallback": bool(fallback_kinds(work)),
         "static_output": reuses_output(facts),
-        "init_folded_weights": right and any(tally.wrong for tally in facts.draws if tally.reloaded),
+        "init_folded_weights": _folds_weights(facts),
         "half": facts.reduced_precision or any(tally.half_like for tally in facts.draws),
         "flags": bool(facts.global_state.settings),
         "graph": facts.captured_graph,
@@ -35,6 +34,14 @@ def labels_of(facts: Facts) -> tuple[str, ...]:
         "seeded_weights": facts.parameters == "seeded",
     }
     return tuple(sorted(name for name, holds in found.items() if holds))
+
+
+def _folds_weights(facts: Facts) -> bool:
+    """Right until the parameters change, then right for the old ones."""
+    before = [tally for tally in facts.draws if not tally.reloaded]
+    after = [tally for tally in facts.draws if tally.reloaded and tally.kind == "as_given"]
+    was_right = bool(before) and not any(tally.wrong for tally in before)
+    return was_right and any(tally.wrong.get("stale") for tally in after)
 
 
 def _all_bit_equal(facts: Facts) -> bool:

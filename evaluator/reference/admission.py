@@ -26,9 +26,9 @@ from evaluator.reference.adversaries import (
 )
 from evaluator.reference.budget import ErrorBudget
 from evaluator.reference.comparison import same_bits
-from evaluator.reference.domain import Domain, explore
-from evaluator.reference.oracle import Oracle, build_budget, find_exact_bits
-from evaluator.reference.parameters import usable_state
+from evaluator.reference.domain import Domain, draw_inputs, explore
+from evaluator.reference.oracle import Oracle, build_budget, find_exact_density
+from evaluator.reference.parameters import draw_state, usable_state
 from evaluator.reference.subject import Leaves, Subject
 from tasks.records.task import Precision
 
@@ -57,7 +57,7 @@ class Admission(BaseModel):
     degenerate: bool = False
     """A constant, another call's output or shuffled rows pass: the output hardly depends on the input."""
     precision_blind: bool = False
-    """The next lower precision passes the budget."""
+    """The next lower precision passes the budget of every kind of draw."""
     output_constant: bool = False
     """The reference's output is bit-equal over different inputs."""
     poison_shows: bool = False
@@ -124,7 +124,7 @@ def admit(
     oracle = Oracle(subject, oracle_limit_bytes)
     domain = _limited(explore(subject, rng.getrandbits(62)), kinds)
     if kinds is None or "exact" in kinds:
-        domain = _with_exact(domain, find_exact_bits(subject, domain, rng.getrandbits(62), oracle))
+        domain = _with_exact(domain, find_exact_density(subject, domain, rng.getrandbits(62), oracle))
     count = seeds_per_kind or _seeds_needed(outputs, call_s)
     budgets = [
         build_budget(
@@ -146,7 +146,8 @@ def admit(
         constructed_budget=plain,
         passed=lint.passed,
         degenerate=lint.output_constant or any(name in CONSTANT_LIKE for name in lint.passed),
-        precision_blind=LOWER_PRECISION in lint.passed,
+        precision_blind=LOWER_PRECISION in lint.passed
+        and not _shows_precision(subject, domain, budgets[1:], rng.getrandbits(62), precision),
         output_constant=lint.output_constant,
         poison_shows=not same_bits(outputs, subject.run(poisoned(inputs))),
         repeats=repeats,
@@ -167,10 +168,10 @@ def _limited(domain: Domain, kinds: Sequence[DrawKind] | None) -> Domain:
     return domain.model_copy(update={"kinds": tuple(kind for kind in domain.kinds if kind in kinds)})
 
 
-def _with_exact(domain: Domain, bits: int) -> Domain:
-    if not bits:
+def _with_exact(domain: Domain, density: float) -> Domain:
+    if not density:
         return domain
-    return domain.model_copy(update={"kinds": (*domain.kinds, "exact"), "exact_bits": bits})
+    return domain.model_copy(update={"kinds": (*domain.kinds, "exact"), "exact_density": density})
 
 
 def _with_half(budget: ErrorBudget, half: dict[str, float]) -> ErrorBudget:
@@ -203,3 +204,16 @@ def _lint(subject: Subject, seed: int, drawn: ErrorBudget, plain: ErrorBudget | 
         found.update({name: None for name, answer in wrong.items() if passes(answer, outputs, budget)})
         answers.append(outputs)
     return _Lint(tuple(found), constant, plain is None or passes(answers[0], answers[1], drawn) is False)
+
+
+def _shows_precision(
+    subject: Subject, domain: Domain, budgets: Sequence[ErrorBudget], seed: int, precision: Precision
+) -> bool:
+    """Whether another kind of draw sees the lower precision that inputs as given average away (long positive sums)."""
+    for budget in budgets:
+        inputs = draw_inputs(subject, domain, budget.kind, seed)
+        state = draw_state(subject.module, seed, "exact") if budget.kind == "exact" else usable_state(subject, seed)
+        outputs = subject.run(inputs, state)
+        if passes(lower_precision(subject, inputs, precision, state), outputs, budget) is False:
+            return True
+    return False

@@ -21,6 +21,7 @@ from evaluator.reference.subject import Subject, leaves_of, map_tensors
 SHIFTS = (4.0, 1.0)
 """Largest shift tried, then a smaller one, in either direction."""
 SCALES = (8.0, 2.0)
+EXACT_BITS = 12
 STRUCTURAL_ZEROS = 0.01
 """Share of exact zeros above which zeros are taken for structure."""
 MASK_VALUES = 2
@@ -59,8 +60,8 @@ class Domain(BaseModel):
     shift_high: float = 0.0
     scale_low: float = 1.0
     scale_high: float = 1.0
-    exact_bits: int = 0
-    """Bits of the first input's small integers; 0 where the task is not linear."""
+    exact_density: float = 0.0
+    """Share of the first input's small integers that are not zero; 0 where the task is not linear."""
 
 
 def traits_of(inputs: Sequence[Any]) -> tuple[InputTrait, ...]:
@@ -158,7 +159,7 @@ def draw_inputs(subject: Subject, domain: Domain, kind: DrawKind, seed: int) -> 
     if kind == "flipped":
         return transformed(inputs, domain.traits, scale=-1.0)
     if kind == "exact":
-        return exact_inputs(inputs, domain.traits, seed, domain.exact_bits)
+        return exact_inputs(inputs, domain.traits, seed, domain.exact_density)
     return inputs
 
 
@@ -172,10 +173,11 @@ def _away(rng: random.Random, low: float, high: float, from_value: float) -> flo
     return rng.choice(ends) * rng.uniform(0.25, 1.0)
 
 
-def exact_inputs(inputs: Sequence[Any], traits: Sequence[InputTrait], seed: int, bits: int) -> list[Any]:
-    """Integers of `bits` bits for the first floating input and of one bit for the others: sums of them do not round.
+def exact_inputs(inputs: Sequence[Any], traits: Sequence[InputTrait], seed: int, density: float) -> list[Any]:
+    """Integers of 12 bits for the first floating input, that share of them not zero, and of one bit for the others.
 
-    More bits than TF32 and bfloat16 keep, so that a downgrade shows even where its error would average out.
+    Sums of them do not round. 12 bits are more than TF32 and bfloat16 keep, so that a downgrade shows even where its
+    error would average out; longer sums get sparser inputs, not smaller numbers.
     """
     device = next((tensor.device for _, tensor in leaves_of(list(inputs))), torch.device("cpu"))
     generator = torch.Generator(device).manual_seed(seed % (1 << 63))
@@ -187,9 +189,12 @@ def exact_inputs(inputs: Sequence[Any], traits: Sequence[InputTrait], seed: int,
         trait = next(order)
         if not trait.perturbable:
             return tensor
-        bound = (1 << bits) - 1 if first else 1
+        bound = (1 << EXACT_BITS) - 1 if first else 1
+        drawn = torch.randint(-bound, bound + 1, tensor.shape, generator=generator, device=device)
+        if first and density < 1:
+            drawn *= torch.rand(tensor.shape, generator=generator, device=device) < density
         first = False
-        values = torch.randint(-bound, bound + 1, tensor.shape, generator=generator, device=device).to(tensor.dtype)
+        values = drawn.to(tensor.dtype)
         return torch.where(tensor != 0, values, 0) if trait.keeps_zeros else values
 
     drawn = [map_tensors(value, change) for value in inputs]

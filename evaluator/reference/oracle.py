@@ -25,7 +25,7 @@ from tasks.records.task import Precision
 
 QUANTILE = 0.95
 """Share of tiles whose relative error sets the relative part of a budget; what lies above goes to the absolute part."""
-EXACT_BITS = (12, 10, 8, 6, 4)
+EXACT_DENSITIES = (1.0, 1 / 4, 1 / 16, 1 / 64)
 EXACT_LIMIT = float(1 << 24)
 """Integers up to here are exact in float32."""
 ASSUMED_EPSILONS = 64.0
@@ -187,39 +187,47 @@ def assumed_budget(exact: Mapping[str, bool], kind: DrawKind, precision: Precisi
     return ErrorBudget(kind=kind, precision=precision, leaves=leaves, oracle="assumed", note=note)
 
 
-def find_exact_bits(subject: Subject, domain: Domain, seed: int, oracle: Oracle | None = None) -> int:
-    """Bits of integer inputs on which the task makes no rounding error in any order of summation; 0 for none.
+def find_exact_density(subject: Subject, domain: Domain, seed: int, oracle: Oracle | None = None) -> float:
+    """Density of integer inputs on which the task makes no rounding error in any order of summation; 0 for none.
 
-    The task has to be linear in each floating input (checked on the integers themselves: f(x + y) = f(x) + f(y) -
-    f(0)), to give integers, equal in declared and double precision, and to stay below 2^24 with all signs made
-    positive, which bounds every partial sum.
+    The task has to be linear in each floating input (checked on the integers: f(x + y) = f(x) + f(y) - f(0)), to give
+    integers, equal in declared and double precision, and to stay below 2^24 with all signs made positive, which bounds
+    every partial sum.
     """
     oracle = oracle or Oracle(subject)
     if not any(trait.perturbable for trait in domain.traits):
-        return 0
-    for bits in EXACT_BITS:
-        try:
-            if _is_exact(subject, oracle, domain.traits, seed, bits):
-                return bits if _is_linear(oracle, subject, domain.traits, seed, bits) else 0
-        except OracleImpossible:
-            return 0
-    return 0
-
-
-def _is_exact(subject: Subject, oracle: Oracle, traits: Sequence[InputTrait], seed: int, bits: int) -> bool:
-    inputs = exact_inputs(subject.draw(seed), traits, seed, bits)
+        return 0.0
+    drawn = subject.draw(seed)
     state = draw_state(subject.module, seed, "exact")
-    outputs, truth = subject.run(inputs, state), oracle.run(inputs, state)
-    if not all(leaf.is_floating_point() for _, leaf in outputs):
-        return False
+    try:
+        for density in EXACT_DENSITIES:
+            inputs = exact_inputs(drawn, domain.traits, seed, density)
+            truth = oracle.run(inputs, state)
+            if not _are_integers(truth):
+                return 0.0
+            if _rounds_nothing(subject, oracle, inputs, state, truth):
+                return density if _is_linear(oracle, inputs, drawn, domain.traits, state, seed, density) else 0.0
+    except OracleImpossible:
+        return 0.0
+    return 0.0
+
+
+def _are_integers(truth: Leaves) -> bool:
+    """Whether exact outputs are floating integers, not all zero: no other density can change that."""
+    floating = all(leaf.is_floating_point() and torch.equal(leaf, leaf.round()) for _, leaf in truth)
+    return floating and any(bool((leaf != 0).any()) for _, leaf in truth)
+
+
+def _rounds_nothing(
+    subject: Subject, oracle: Oracle, inputs: Sequence[Any], state: Mapping[str, torch.Tensor], truth: Leaves
+) -> bool:
+    """Whether the declared precision gives the exact outputs, and every partial sum is small enough to be exact."""
+    outputs = subject.run(inputs, state)
     for (_, leaf), (_, true) in zip(outputs, truth, strict=True):
-        if leaf.shape != true.shape or not torch.equal(leaf.double(), true) or not torch.equal(true, true.round()):
+        if not leaf.is_floating_point() or leaf.shape != true.shape or not torch.equal(leaf.double(), true):
             return False
-    if not any(bool((leaf != 0).any()) for _, leaf in outputs):
-        return False
-    positive = oracle.run(
-        [map_tensors(value, _positive) for value in inputs], {k: _positive(v) for k, v in state.items()}
-    )
+    positive_state = {name: _positive(value) for name, value in state.items()}
+    positive = oracle.run([map_tensors(value, _positive) for value in inputs], positive_state)
     return all(bool((leaf.abs() < EXACT_LIMIT).all()) for _, leaf in positive)
 
 
@@ -227,11 +235,17 @@ def _positive(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.abs() if tensor.is_floating_point() else tensor
 
 
-def _is_linear(oracle: Oracle, subject: Subject, traits: Sequence[InputTrait], seed: int, bits: int) -> bool:
+def _is_linear(
+    oracle: Oracle,
+    first: Sequence[Any],
+    drawn: Sequence[Any],
+    traits: Sequence[InputTrait],
+    state: Mapping[str, torch.Tensor],
+    seed: int,
+    density: float,
+) -> bool:
     """Additive (up to a constant) in each floating input with the others held."""
-    state = draw_state(subject.module, seed, "exact")
-    base = subject.draw(seed)
-    first, second = exact_inputs(base, traits, seed, bits), exact_inputs(base, traits, seed + 1, bits)
+    second = exact_inputs(drawn, traits, seed + 1, density)
     for trait in traits:
         if not trait.perturbable:
             continue

@@ -119,9 +119,9 @@ class Reference:
             if isinstance(module, torch.nn.modules.dropout._DropoutNd):
                 module.eval()
 
-    def budget(self, kind: DrawKind) -> ErrorBudget:
-        """The error budget of one kind of draw."""
-        return self.admission.budget(kind)
+    def budget(self, kind: DrawKind, *, constructed: bool) -> ErrorBudget:
+        """The error budget of one kind of draw, for parameters as constructed or drawn."""
+        return self.admission.budget(kind, constructed=constructed)
 
     def use_bases(self, secret: int | None) -> None:
         """Makes new base draws for timed calls, or drops them."""

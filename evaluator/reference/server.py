@@ -129,14 +129,16 @@ class Server:
         place = self.placement
         place.take_snapshot(len(self._draws))
         verdicts: list[dict[str, Any] | None] = []
+        constructed = not self._parameters or self._parameters[-1][0] is None
         for index, (answer, told, draw) in enumerate(zip(results, expected, self._draws, strict=True)):
             right = place.leaves(place.expected, index, told["leaves"])
             outputs = self._comparable(index, answer["leaves"], right)
             if outputs is None:
                 verdicts.append(None)
                 continue
+            budget = self.reference.budget(draw["kind"], constructed=constructed)
             result = compare_call(
-                outputs, right, self.reference.budget(draw["kind"]), earlier=self._earlier(index),
+                outputs, right, budget, earlier=self._earlier(index),
                 pattern=place.poison_pattern(right), step=step, reloaded=reloaded,
                 seed=int(draw["seed"]), call=self._compared + index,
             )  # fmt: skip
@@ -178,13 +180,16 @@ class Server:
     def _earlier(self, index: int) -> Iterator[Leaves]:
         """Right answers of earlier calls, made again when they are needed.
 
-        First those of the newest calls, then those of this call under parameters that were loaded before.
+        First those of the newest calls, then those of this call under parameters that were drawn and loaded before.
+        Those as constructed are left out: their answer is also that of code which skips what they do not show.
         """
         reference = self.reference
         for draw in [*self._draws[:index], *reversed(self._history)]:
             yield reference.answer(draw)
         newest: tuple[int | None, Style] = self._parameters[-1] if self._parameters else (None, "near")
         for chosen in list(self._parameters)[:-1]:
+            if chosen[0] is None:
+                continue
             reference.set_parameters(*chosen)
             answer = reference.answer(self._draws[index])
             reference.set_parameters(*newest)

@@ -16,6 +16,7 @@ from evaluator.judgement.defences.timer_disagreement import limited
 from evaluator.timing.paper import PaperProtocol
 from evaluator.timing.plans import Plan, Stop, StopReason, TimingResult
 from evaluator.timing.statistics import (
+    ASSUMED_PLACEMENT_SD_LOG,
     MIN_PLACEMENTS,
     MIN_PLACEMENTS_WITH_HISTORY,
     Estimate,
@@ -37,8 +38,9 @@ PAIRS_PER_PLACEMENT = 4
 FUTILE_BELOW = 0.95
 """An interval that ends below this speedup proves the candidate slow."""
 EARLY_FUTILITY_PAIRS = 8
-ASSUMED_PLACEMENT_SD_LOG = 0.02
-"""Placement effect assumed for early futility, before there are placements enough to see it."""
+CAPPED_PAIRS = 12
+"""The time cap waits for this many pairs, up to `OVERTIME` times the cap: fewer make no interval worth having."""
+OVERTIME = 3.0
 LONG_CALL_MS = 50.0
 """Above this time of a reference call half the pairs are enough at the first look: their noise is small."""
 
@@ -51,7 +53,7 @@ class TimingSettings(Section):
     confidence: float = Field(default=0.98, gt=0.5, lt=1)
     """Nominal coverage of the interval."""
     cap_s: float = Field(default=20.0, gt=0)
-    """Timing ends after this time, whatever was reached."""
+    """Timing ends after this time, whatever was reached; up to three times as long for the first twelve pairs."""
     max_pairs: int = Field(default=2000, ge=4)
     """Timing ends after this many pairs, whatever was reached."""
     calls_low: int = Field(default=3, ge=2)
@@ -137,7 +139,8 @@ class Sequential:
         self.pairs.append(checked(pair))
 
     def _why_stop(self, good: int, elapsed_s: float) -> StopReason | None:
-        if good >= 2 and elapsed_s >= self.settings.cap_s:
+        cap_s = self.settings.cap_s * (1.0 if good >= CAPPED_PAIRS else OVERTIME)
+        if good >= 2 and elapsed_s >= cap_s:
             return "time_cap"
         if len(self.pairs) >= self.settings.max_pairs:
             return "pairs"

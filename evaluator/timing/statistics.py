@@ -20,6 +20,8 @@ TRIM = 0.10
 MIN_PLACEMENTS = 5
 """Placements that an interval needs when it estimates their variance itself."""
 MIN_PLACEMENTS_WITH_HISTORY = 3
+ASSUMED_PLACEMENT_SD_LOG = 0.02
+"""Placement effect assumed while there are fewer than three placements and no history to see it in."""
 MIN_HISTORY_DEGREES = 10
 """Degrees of freedom from which the pooled variance of earlier A/A runs is used."""
 
@@ -135,7 +137,8 @@ def estimate(pairs: Sequence[Pair], confidence: float = 0.98, history: Placement
 
     Placements (fresh allocations) are a random effect. With enough history the variance of the mean is that of the
     pairs plus the pooled placement variance over the number of placements; else it is the larger of the pairs' own and
-    the one between placement means, each with its own degrees of freedom.
+    the one between placement means, each with its own degrees of freedom. Fewer than three placements show no variance:
+    then one is assumed.
     """
     good = [pair for pair in pairs if not pair.spoiled]
     logs = [pair.log_ratio for pair in good]
@@ -145,6 +148,8 @@ def estimate(pairs: Sequence[Pair], confidence: float = 0.98, history: Placement
     variance, used = error**2, float(degrees)
     if history is not None and history.degrees >= MIN_HISTORY_DEGREES:
         variance += history.variance_log / len(places)
+    elif len(places) < MIN_PLACEMENTS_WITH_HISTORY:
+        variance += ASSUMED_PLACEMENT_SD_LOG**2 / len(places)
     elif between > variance:
         variance, used = between, float(between_degrees)
     half = t_quantile((1 + confidence) / 2, max(1.0, used)) * math.sqrt(variance)

@@ -5,6 +5,7 @@ Invariants: nothing outside an adapter knows its engine's API generation; each p
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,5 +27,6 @@ def create_publisher(config: PublishConfig, *, run_id: str, bf16: bool) -> Publi
 
     from learner.publish.files import FilesPublisher
 
-    folder = Path(config.folder) / f"kontrast-{run_id}"
-    return FilesPublisher(folder, timeout_s=config.timeout_s, dtype=torch.bfloat16 if bf16 else torch.float32)
+    places = [Path(config.folder)] if config.folder else [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return FilesPublisher([p / f"kontrast-{run_id}" for p in places], timeout_s=config.timeout_s, dtype=dtype)

@@ -7,6 +7,8 @@ has been taken by every engine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,17 +25,16 @@ if TYPE_CHECKING:
 class FilesPublisher(Publisher):
     """Writes all weights to a folder that the engines can read, best one in memory such as /dev/shm."""
 
-    def __init__(self, folder: Path, *, timeout_s: float, dtype: torch.dtype | None = None) -> None:
-        """`dtype` is what the weights are cast to; None keeps the trainer's."""
+    def __init__(self, folders: Sequence[Path], *, timeout_s: float, dtype: torch.dtype | None = None) -> None:
+        """Uses the first of `folders` with room for two copies, else the last; casts to `dtype` where it is given."""
         super().__init__(timeout_s=timeout_s)
-        self._folder = folder
+        self._folders = tuple(folders)
         self._dtype = dtype
         self._path: Path | None = None
         self._previous: Path | None = None
 
     async def _prepare(self, weights: NamedTensors, version: PolicyVersion) -> Sent:
-        path = self._folder / f"policy-{version}.safetensors"
-        sent = await asyncio.to_thread(self._write, weights, path)
+        path, sent = await asyncio.to_thread(self._write, weights, f"policy-{version}.safetensors")
         if self._path != path:
             self._path, self._previous = path, self._path
         return sent
@@ -52,28 +53,39 @@ class FilesPublisher(Publisher):
             self._previous = None
 
     def close(self) -> None:
-        """Removes the last file."""
+        """Removes the last file and the folder."""
         for path in (self._path, self._previous):
             if path is not None:
                 path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # something else lies in it
+                    path.parent.rmdir()
 
-    def _write(self, weights: NamedTensors, path: Path) -> Sent:
+    def _write(self, weights: NamedTensors, name: str) -> tuple[Path, Sent]:
         from safetensors.torch import save_file
 
         sent, tensors = Sent(), {}
-        for name, tensor in weights():
+        for key, tensor in weights():
             held = tensor.detach().to("cpu", self._dtype or tensor.dtype).contiguous()
-            tensors[name] = held
+            tensors[key] = held
             sent.count(held)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
+        folder = self._folder_for(sent.bytes)
+        partial = folder / f"{name}.partial"
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             save_file(tensors, partial, metadata={"format": "pt"})
-            partial.rename(path)
+            partial.rename(folder / name)
         except OSError as error:
             partial.unlink(missing_ok=True)
             raise PublishError(
-                f"{sent.bytes / 2**20:.0f} MiB of weights cannot be written to {self._folder} ({error.strerror}): free "
-                "some space there, or set learner.publish.folder to another folder"
+                f"{sent.bytes / 2**20:.0f} MiB of weights cannot be written to {folder} ({error.strerror}): free some "
+                "space there, or set learner.publish.folder to another folder"
             ) from error
-        return sent
+        return folder / name, sent
+
+    def _folder_for(self, size: int) -> Path:
+        if self._path is not None:
+            return self._path.parent
+        for folder in self._folders[:-1]:
+            if folder.parent.is_dir() and shutil.disk_usage(folder.parent).free > 2 * size:
+                return folder
+        return self._folders[-1]

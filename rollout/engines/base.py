@@ -87,7 +87,10 @@ class Engine(ABC):
 
     @abstractmethod
     async def begin_update(self) -> None:
-        """Waits for the running step and stops before the next; samples in flight stay where they are."""
+        """Waits for the running step and stops before the next; samples in flight stay where they are.
+
+        A sleeping engine is woken: its weights must be in place to be replaced.
+        """
 
     @abstractmethod
     async def load_weights(self, source: WeightSource) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
-from typing import Any
 
 from rollout.config import RolloutConfig
 from rollout.engines.base import Engine
 from rollout.engines.stepped import SteppedEngine, Stepper, StepRequest
 from rollout.model import prepare_model
-from rollout.tokenizer import ChatTokenizer
+from rollout.tokenizer import ChatTokenizer, stop_token_ids
 from tasks.errors import UsageError
 from tasks.records.group import PolicyVersion
 
@@ -95,13 +93,3 @@ def _cpu_multiplies_bf16() -> bool:
     except OSError:
         return False
     return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def stop_token_ids(folder: Path) -> tuple[int, ...]:
-    """Tokens that end an answer, from the checkpoint's generation or model configuration; UsageError without any."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        ids: Any = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
-    raise UsageError(f"the model in {folder} names no end token: add eos_token_id to its generation_config.json.")

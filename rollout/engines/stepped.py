@@ -163,6 +163,7 @@ class SteppedEngine(Engine):
     async def begin_update(self) -> None:
         def hold() -> None:
             self._held = True
+            self._rouse()
             self._stepper.begin_update()
 
         await self._command(hold)
@@ -188,12 +189,7 @@ class SteppedEngine(Engine):
             await asyncio.sleep(0.05)
 
     async def wake(self) -> None:
-        def wake() -> None:
-            if self._asleep:
-                self._stepper.wake()
-                self._asleep = False
-
-        await self._command(wake)
+        await self._command(self._rouse)
 
     async def close(self) -> None:
         with self._changed:
@@ -204,6 +200,11 @@ class SteppedEngine(Engine):
     def _must_be_held(self) -> None:
         if not self._held:
             raise RuntimeError("weights were given outside begin_update and finish_update")
+
+    def _rouse(self) -> None:
+        if self._asleep:
+            self._stepper.wake()
+            self._asleep = False
 
     def _try_to_sleep(self) -> bool:
         if self._asleep:

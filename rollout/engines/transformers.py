@@ -91,12 +91,13 @@ class TransformersStepper:
             )
         from safetensors import safe_open
 
-        missing = set(self._named_parameters())
+        own = self._model.state_dict(keep_vars=True)
+        missing = {name for name, _ in self._model.named_parameters()}
         for path in source.paths:
             try:
                 with safe_open(str(path), framework="pt") as file, self._torch.no_grad():
                     for name in file.keys():  # noqa: SIM118  not a mapping
-                        self._replace(name, file.get_tensor(name))
+                        _replace(own.get(name), name, file.get_tensor(name))
                         missing.discard(name)
             except OSError as error:
                 raise WeightsError(f"{path} cannot be read: {error}") from error
@@ -115,16 +116,6 @@ class TransformersStepper:
     def close(self) -> None:
         self._batch = None
         self._waiting.clear()
-
-    def _named_parameters(self) -> dict[str, torch.Tensor]:
-        return dict(self._model.named_parameters())
-
-    def _replace(self, name: str, value: torch.Tensor) -> None:
-        own = self._model.state_dict(keep_vars=True).get(name)
-        if own is None or own.shape != value.shape:
-            have = "no such tensor" if own is None else f"shape {tuple(own.shape)}"
-            raise WeightsError(f"tensor {name} of shape {tuple(value.shape)} does not fit: the model has {have}")
-        own.copy_(value)
 
     def _prefill(self, requests: list[StepRequest]) -> tuple[_Batch, torch.Tensor]:
         torch = self._torch
@@ -207,3 +198,10 @@ class TransformersStepper:
 
 def _positions(mask_rt: torch.Tensor) -> torch.Tensor:
     return (mask_rt.cumsum(dim=1) - 1).clamp(min=0)
+
+
+def _replace(own: torch.Tensor | None, name: str, value: torch.Tensor) -> None:
+    if own is None or own.shape != value.shape:
+        have = "no such tensor" if own is None else f"shape {tuple(own.shape)}"
+        raise WeightsError(f"tensor {name} of shape {tuple(value.shape)} does not fit: the model has {have}")
+    own.copy_(value)

@@ -61,8 +61,10 @@ class VllmStepper:
         self._by_ipc = config.vllm.weight_transfer == "ipc"
         if self._by_ipc:
             weights_024.check_version(vllm.__version__)
+        set_num_threads = torch.set_num_threads
         with _kept_environment("LD_PRELOAD"):
             self._llm = vllm.LLM(**_arguments(model, config, on_cpu=on_cpu, dtype=dtype, by_ipc=self._by_ipc))
+        torch.set_num_threads = set_num_threads  # the CPU build replaces it for the whole process
         self._core = self._llm.llm_engine
         self._receiver = weights_024.TransferReceiver(self._llm) if self._by_ipc else None
         self._can_sleep = config.vllm.sleep and not on_cpu

@@ -71,6 +71,9 @@ def generate(
 def seed_kernels(task: Task) -> list[SeedKernel]:
     """Verified kernels for a generated task, slowest class first; none for held-out families and other suites.
 
+    Of a template's parameter each task gets few of the possible values: a policy that learned from many tasks knows
+    more of them, so that what it writes need not be one of this task's seeds.
+
     The task's id says how it was drawn and its source at which size; UsageError for a source that the id does not give.
     """
     if task.suite != "procedural" or task.family not in TRAINING_FAMILIES:
@@ -79,7 +82,7 @@ def seed_kernels(task: Task) -> list[SeedKernel]:
     for size in ("cpu", "gpu"):
         spec = _spec(task.family, index, size)
         if spec.source == task.source:
-            return seeds_of(task.family, spec, size)
+            return seeds_of(task.family, spec, size, Draw("seeds", task.family, index))
     raise UsageError(f"{task.id} is not what this version generates for that id; load the task again by its id")
 
 

@@ -6,7 +6,7 @@ from tasks.procedural.common import randn
 from tasks.procedural.family import Draw, Family, Size, Spec, reference_source
 from tasks.procedural.pointwise import draw_chain
 
-_POINTS = {"cpu": 224, "gpu": 2048}
+_POINTS = {"cpu": 256, "gpu": 2048}
 _DISTANCES = {
     "squared_distance": ["x = (x[:, None] - z).square().mean(2)"],
     "manhattan": ["x = (x[:, None] - z).abs().mean(2)"],

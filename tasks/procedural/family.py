@@ -32,6 +32,12 @@ class Draw:
         """One of the options, each equally likely."""
         return options[self.integer(0, len(options) - 1)]
 
+    def several(self, options: Sequence[T], count: int) -> list[T]:
+        """Up to `count` different options, in their order, each subset equally likely."""
+        left = list(range(len(options)))
+        chosen = [left.pop(self.integer(0, len(left) - 1)) for _ in range(min(count, len(left)))]
+        return [options[place] for place in sorted(chosen)]
+
     def tenths(self, low: int, high: int) -> str:
         """A decimal with one digit after the point, as source text: `tenths(3, 9)` is one of 0.3 ... 0.9."""
         return f"{self.integer(low, high) / 10:.1f}"

@@ -7,8 +7,8 @@ from tasks.procedural.family import Draw, Family, Size, Spec, reference_source
 from tasks.procedural.pointwise import draw_chain
 
 _F = "torch.nn.functional"
-_CHANNELS = {"avg_pool2d": 48, "max_pool2d": 24, "avg_pool1d": 96}
-_GPU_BATCHES = {"avg_pool2d": 64, "max_pool2d": 128, "avg_pool1d": 32}
+_CHANNELS = {"avg_pool2d": 36, "max_pool2d": 24, "avg_pool1d": 72}
+_GPU_BATCHES = {"avg_pool2d": 160, "max_pool2d": 256, "avg_pool1d": 64}
 
 
 def _triton_pool(two: bool, pair: str, window: int) -> list[str]:

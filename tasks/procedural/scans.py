@@ -6,7 +6,7 @@ from tasks.procedural.common import randn
 from tasks.procedural.family import Draw, Family, Size, Spec, reference_source, rows_for
 from tasks.procedural.pointwise import draw_chain
 
-_ELEMENTS = {"cpu": 500_000, "gpu": 64_000_000}
+_ELEMENTS = {"cpu": 650_000, "gpu": 64_000_000}
 _SCANS = {
     "cumsum": "x.cumsum(1)",
     "reverse_cumsum": "x.flip(1).cumsum(1).flip(1)",

@@ -17,10 +17,13 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from tasks.procedural.family import Size, Spec
+from tasks.procedural.family import Draw, Size, Spec
 
 Speed = Literal["slow", "middle", "fast"]
 SPEEDS: tuple[Speed, ...] = ("slow", "middle", "fast")
+
+VALUES_PER_TASK = 2
+"""Values of a template's parameter that one task gets."""
 
 _SUFFIX = ".py.txt"
 _OWN_LINE = re.compile(r"^( *)\$\{(\w+)\}$", re.MULTILINE)
@@ -61,20 +64,17 @@ class Template:
     """`KiB`: the value is a block's size, and the parameter the rows that fill it; empty: the value itself."""
     text: str
 
-    def renderings(self, spec: Spec) -> Iterator[SeedKernel]:
-        """The template filled for one task, once per value of its parameter."""
+    def renderings(self, spec: Spec, draw: Draw) -> Iterator[SeedKernel]:
+        """The template filled for one task, once for each of the few drawn values of its parameter."""
         if not self.parameter:
             yield SeedKernel(self.name, self.style, self.speed, self.reason, self._fill(spec, {}), {})
             return
-        done: set[int] = set()
-        for value in self.values:
-            number = rows_of_block(value, spec.width) if self.unit == "KiB" else value
-            if number not in done:
-                done.add(number)
-                source = self._fill(spec, {self.parameter: number})
-                yield SeedKernel(
-                    f"{self.name}-{number}", self.style, self.speed, self.reason, source, {self.parameter: number}
-                )
+        numbers = {rows_of_block(value, spec.width) if self.unit == "KiB" else value for value in self.values}
+        for number in draw.several(sorted(numbers), VALUES_PER_TASK):
+            source = self._fill(spec, {self.parameter: number})
+            yield SeedKernel(
+                f"{self.name}-{number}", self.style, self.speed, self.reason, source, {self.parameter: number}
+            )
 
     def _fill(self, spec: Spec, parameters: Mapping[str, int]) -> str:
         texts = {**spec.slots, **{name: str(value) for name, value in parameters.items()}}
@@ -108,13 +108,13 @@ def templates(family: str) -> tuple[Template, ...]:
     return tuple(_parse(f.name.removesuffix(_SUFFIX), f.read_text(encoding="utf-8")) for f in files)
 
 
-def seeds_of(family: str, spec: Spec, size: Size) -> list[SeedKernel]:
+def seeds_of(family: str, spec: Spec, size: Size, draw: Draw) -> list[SeedKernel]:
     """All different seed kernels of one drawn task, slowest class first."""
     found = [
         seed
         for template in templates(family)
         if size in template.sizes and (not template.kinds or spec.kind in template.kinds)
-        for seed in template.renderings(spec)
+        for seed in template.renderings(spec, draw)
     ]
     found.sort(key=lambda seed: SPEEDS.index(seed.speed))
     first: dict[str, SeedKernel] = {}

@@ -6,7 +6,7 @@ from tasks.procedural.common import chain_slots, randn
 from tasks.procedural.family import Draw, Family, Size, Spec, reference_source, rows_for
 from tasks.procedural.pointwise import draw_chain
 
-_ELEMENTS = {"cpu": 300_000, "gpu": 8_000_000}
+_ELEMENTS = {"cpu": 300_000, "gpu": 32_000_000}
 _F = "torch.nn.functional"
 
 

@@ -8,7 +8,7 @@ from tasks.procedural.common import chain_slots, randn
 from tasks.procedural.family import Draw, Family, Size, Spec, reference_source
 from tasks.procedural.pointwise import draw_chain
 
-_UNIT = {"cpu": 16, "gpu": 160}
+_UNIT = {"cpu": 16, "gpu": 128}
 """What sides are multiples of."""
 
 

@@ -110,7 +110,7 @@ def test_two_raylets_two_types_tasks_go_only_to_their_type() -> None:
             cluster.add_node(num_cpus=2, num_gpus=2, labels={TYPE_LABEL: kind})
         ray.init(address=cluster.address, log_to_driver=False)
         make = lambda kind: lambda protocol: FakeDevice(kind)  # noqa: E731
-        actors = start_evaluators(ray, {"A100": 1, "H100": 2}, "", make, cpus=0.1, gpus=1, restarts=0)
+        actors = start_evaluators(ray, {"A100": ["a0"], "H100": ["h0", "h1"]}, "", make, cpus=0.1, gpus=1, restarts=0)
         pool = EvaluatorPool(actors)
         tasks = [Task(id=f"file:{n}", source=f"class Model: n = {n}") for n in range(4)]
 

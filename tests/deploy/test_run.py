@@ -5,12 +5,14 @@ The stand-ins use the real store and the real coordinator; what they replace is 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +124,15 @@ class FakeLearner:
         return None
 
 
-def make_tools(evaluator: Any) -> Tools:
+def make_tools(name: str) -> Tools:
     async def evaluate(task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
         import ray
 
         for _ in range(20):
             try:
-                return await evaluator.evaluate.remote(task, candidate, protocol)
+                return await ray.get_actor(name).evaluate.remote(task, candidate, protocol)
             except ray.exceptions.RayActorError:
-                time.sleep(0.3)
+                await asyncio.sleep(0.3)
         raise TimeoutError("no evaluator came back")
 
     def build_prompt(task: Task, exemplars: Any, group: Any) -> Prompt:
@@ -143,14 +145,21 @@ def make_tools(evaluator: Any) -> Tools:
 
 
 def make_workers(ray: Any, setting: Setting) -> Workers:
-    folder = str(setting.run.path)
-    again = {"num_cpus": 0.1, "max_restarts": -1, "max_task_retries": 0}
-    generator = ray.remote(FakeGenerator).options(**again).remote(folder)
-    evaluator = ray.remote(FakeEvaluator).options(**again).remote(folder)
-    learner = ray.remote(FakeLearner).options(**again).remote(
-        folder, setting.location, setting.run.run_id, setting.plan.groups_per_step
-    )  # fmt: skip
-    return Workers([generator], learner, lambda: make_tools(evaluator))
+    folder, names = (
+        str(setting.run.path),
+        {role: setting.actor_name(role) for role in ("generator", "evaluator", "learner")},
+    )
+
+    def start(role: str, made: Any, *arguments: Any) -> Any:
+        options = {"num_cpus": 0.1, "max_restarts": -1, "max_task_retries": 0, "name": names[role]}
+        return ray.remote(made).options(**options).remote(folder, *arguments)
+
+    actors = [
+        start("generator", FakeGenerator),
+        start("evaluator", FakeEvaluator),
+        start("learner", FakeLearner, setting.location, setting.run.run_id, setting.plan.groups_per_step),
+    ]
+    return Workers([names["generator"]], names["learner"], partial(make_tools, names["evaluator"]), actors)
 
 
 @pytest.fixture(autouse=True)

@@ -82,9 +82,18 @@ def test_parameters_that_do_nothing_are_noted() -> None:
 
 
 def test_precision_blindness_is_noted_apart() -> None:
-    admission = admit(task("return torch.sign(x)"), secret=1)
-    assert admission.precision_blind or "lower_precision" not in admission.passed
+    """A long sum of positive values averages single roundings away, whatever is drawn, and is not linear."""
+    admission = admit(task("return torch.sigmoid(x).sum(dim=1)", "torch.rand(16, 16384)"), secret=1)
+    assert admission.precision_blind
     assert not admission.degenerate
+    assert not admit(SOUND["tanh"], secret=1).precision_blind
+
+
+def test_long_positive_sums_average_a_downgrade_away_and_exact_draws_show_it() -> None:
+    admission = admit(task("return x.sum(dim=1)", "torch.rand(16, 16384)"), secret=1)
+    assert "lower_precision" in admission.passed
+    assert "exact" in admission.domain.kinds
+    assert not admission.precision_blind
 
 
 def test_every_kind_has_a_budget_and_it_survives_json() -> None:

@@ -162,12 +162,15 @@ def test_a_kind_that_is_not_admitted_is_refused() -> None:
 def test_exact_inputs_are_integers_with_more_bits_than_reduced_precisions_keep() -> None:
     """12 bits in the first input: bfloat16 keeps 8 and TF32 11 of them; one bit in the second; structure stays."""
     inputs = [torch.randn(64, 64), torch.randn(64, 64).triu()]
-    first, second = exact_inputs(inputs, traits_of(inputs), 3, 12)
+    first, second = exact_inputs(inputs, traits_of(inputs), 3, 1.0)
     assert torch.equal(first, first.round())
     assert float(first.abs().max()) > 2048
     assert not torch.equal(first, first.bfloat16().float())
     assert set(second.unique().tolist()) == {-1.0, 0.0, 1.0}
     assert torch.equal(second, second.triu())
     symmetric = inputs[0] + inputs[0].T
-    (drawn,) = exact_inputs([symmetric], traits_of([symmetric]), 3, 12)
+    (drawn,) = exact_inputs([symmetric], traits_of([symmetric]), 3, 1.0)
     assert torch.equal(drawn, drawn.T)
+    sparse, _ = exact_inputs(inputs, traits_of(inputs), 3, 0.25)
+    assert 0.2 < float((sparse != 0).double().mean()) < 0.3
+    assert float(sparse.abs().max()) > 2048

@@ -127,8 +127,9 @@ REJECTED: dict[str, tuple[str, str, dict[str, object]]] = {
     ),
     "computes after the return": ("timing_escape", "pending_work", {"pending": Pending(idle_ms=20, busy_ms=18)}),
     "no native times": ("timing_escape", "timer_disagreement", {"timers": TimerFacts(turns=0, missing_turns=3)}),
-    "hoards memory": ("resource_abuse", "state_growth", {"growth": Growth(host_bytes=300 * MIB, calls=20)}),
-    "hoards device memory": ("resource_abuse", "state_growth", {"growth": Growth(device_bytes=300 * MIB, calls=20)}),
+    "hoards memory": ("resource_abuse", "state_growth", {"growth": Growth(host_bytes=300 * MIB, calls=24)}),
+    "hoards memory fast": ("resource_abuse", "state_growth", {"growth": Growth(host_bytes=1100 * MIB, calls=5)}),
+    "hoards device memory": ("resource_abuse", "state_growth", {"growth": Growth(device_bytes=300 * MIB, calls=24)}),
     "orphan process": ("resource_abuse", "pending_work", {"pending": Pending(processes=1)}),
     "over the memory limit": ("resource_abuse", "early_exit", {"ending": Ending(kind="memory_limit", step="check")}),
     "starves the reference": (
@@ -165,8 +166,12 @@ ACCEPTED: dict[str, dict[str, object]] = {
     "larger storage": {"outputs": output(storage_bytes=4096)},
     "aliases where the reference does": {"aliases": (Alias(target="input", reference_too=True),)},
     "idle threads": {"pending": Pending(idle_ms=20, busy_ms=0.3)},
-    "constant work space": {"growth": Growth(host_bytes=255 * MIB, calls=20)},
-    "large calls keep a few": {"growth": Growth(host_bytes=350 * MIB, bytes_per_call=100 * MIB, calls=20)},
+    "constant work space": {"growth": Growth(host_bytes=255 * MIB, calls=100)},
+    "large calls keep a few": {"growth": Growth(host_bytes=350 * MIB, bytes_per_call=100 * MIB, calls=100)},
+    "an allocator's reserve that levelled off": {
+        "growth": Growth(host_bytes=500 * MIB, calls=100, still_growing=False)
+    },
+    "an allocator's reserve, not yet level": {"growth": Growth(host_bytes=500 * MIB, calls=12)},
     "degenerate task, honest candidate": {"degenerate": Degenerate(task=True, adversaries=("zeros",))},
     "constant on a sound task is the comparison's": {"degenerate": Degenerate(output_repeats=True)},
     "reference does not repeat either": {"determinism": Determinism(reference_repeats=False, repeats=2, differing=2)},

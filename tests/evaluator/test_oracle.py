@@ -11,7 +11,7 @@ import torch
 
 from evaluator.reference.comparison import compare_call
 from evaluator.reference.domain import explore
-from evaluator.reference.oracle import Oracle, OracleImpossible, assumed_budget, build_budget, find_exact_bits
+from evaluator.reference.oracle import Oracle, OracleImpossible, assumed_budget, build_budget, find_exact_density
 from evaluator.reference.subject import Subject
 
 
@@ -193,21 +193,20 @@ EXACT = [
 
 @pytest.mark.parametrize(("name", "target", "linear"), EXACT, ids=[row[0] for row in EXACT])
 def test_exact_draws_are_for_linear_tasks(name: str, target: Subject, linear: bool) -> None:
-    bits = find_exact_bits(target, explore(target, 0), 7)
-    assert (bits > 0) == linear
-    assert not linear or bits == 12
+    density = find_exact_density(target, explore(target, 0), 7)
+    assert density == (1.0 if linear else 0.0)
 
 
-def test_exact_bits_shrink_with_the_sum() -> None:
-    """Two inputs of 16384 terms: 12 bits would sum to 2^26."""
+def test_exact_inputs_get_sparser_with_the_sum() -> None:
+    """Products of 16384 terms of 12 bits (2^11 on average) and of 0 or 1 (2/3 on average) sum to 2^24.4."""
     target = subject(torch.matmul, (4, 16384), (16384, 4))
-    assert find_exact_bits(target, explore(target, 0), 7) == 10
+    assert find_exact_density(target, explore(target, 0), 7) == 0.25
 
 
 def test_an_exact_draw_sees_a_downgrade_and_forgives_any_order() -> None:
     target = subject(torch.matmul, *MATMUL)
     domain = explore(target, 0)
-    domain = domain.model_copy(update={"kinds": (*domain.kinds, "exact"), "exact_bits": 12})
+    domain = domain.model_copy(update={"kinds": (*domain.kinds, "exact"), "exact_density": 1.0})
     budget = build_budget(target, domain, "exact", [1])
     from evaluator.reference.domain import draw_inputs
 

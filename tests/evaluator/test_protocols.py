@@ -138,6 +138,19 @@ def test_reward_does_not_give_up_what_might_be_fast() -> None:
 def test_the_time_cap_ends_it() -> None:
     result, _ = drive(sequential(cap_s=0.1), Machine(1, 0.0, 0.2))
     assert result.measurement.stopped == "time_cap"
+    assert result.measurement.pairs >= 12
+
+
+def test_the_time_cap_waits_for_a_few_pairs_and_not_for_ever() -> None:
+    """Pairs of a second and a cap of two: twelve pairs would take twelve seconds, six are allowed."""
+    protocol, machine = sequential(cap_s=2.0), Machine(1, 0.0, 0.01)
+    elapsed_s = 0.0
+    while not isinstance(plan := protocol.next(elapsed_s), Stop):
+        protocol.feed(machine.run(plan))
+        elapsed_s += 1.0
+    assert (protocol.good, protocol.stopped) == (6, "time_cap")
+    measured = protocol.result().measurement
+    assert 0.8 < measured.ci_low < 1 < measured.ci_high < 1.25
 
 
 def test_the_pair_cap_ends_it() -> None:

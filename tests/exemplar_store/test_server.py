@@ -251,3 +251,17 @@ def test_a_full_disk_stops_intake_in_the_servers_words(
             fill()
         assert "\n" not in str(caught.value)
     assert accepted > 100
+
+
+def test_an_old_server_never_shows_a_newer_ones_folder_as_empty(
+    folder: Path, make_exemplar: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis 6 keeps its file elsewhere than later servers and would begin a new one."""
+    with ExemplarStore.connect(folder) as store:
+        store.insert(make_exemplar(1))
+    old = folder / "redis-server"
+    old.write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=0:0 malloc=libc bits=64'\n")
+    old.chmod(0o700)
+    monkeypatch.setattr(server_module, "find_server_binary", lambda: old)
+    with pytest.raises(StoreError, match="would see an empty store"):
+        ExemplarStore.connect(folder)

@@ -78,7 +78,7 @@ def start_cluster(nodes: Nodes) -> list[int]:
     ports = [nodes.start("--cluster-enabled", "yes", "--appendonly", "yes") for _ in range(3)]
     clients = [redis.Redis(port=port) for port in ports]
     for number, client in enumerate(clients):
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", number * 5462, min(number * 5462 + 5461, 16383))
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(number * 5462, min((number + 1) * 5462, 16384)))
         client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
     for port in ports[1:]:
         clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port)

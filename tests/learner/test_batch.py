@@ -40,6 +40,13 @@ def test_split_shared_keeps_a_prompt_together_as_far_as_it_fits() -> None:
     assert split_shared(sequences, 1) == [[0], [1], [2]]
 
 
+def test_split_shared_starts_a_row_rather_than_compute_a_prompt_twice() -> None:
+    """Two prompts of 4 with two completions of 3 each, so 10 a prompt: in rows of 18 neither is split."""
+    sequences = [TokenSequence((prompt,) * 4, (5, 5, 5, 5)) for prompt in (1, 1, 2, 2)]
+    assert split_shared(sequences, 18) == [[0, 1], [2, 3]]
+    assert split_shared(sequences, 20) == [[0, 1, 2, 3]]
+
+
 tokens = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
 
 

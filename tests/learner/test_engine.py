@@ -18,6 +18,7 @@ from learner.contrastive import TrainItem, grpo_step
 from learner.engine import PolicyTrainer, learning_rate
 from learner.errors import CheckpointError
 from learner.policy import load_policy
+from learner.reference import FrozenWeights
 
 pytestmark = pytest.mark.heavy
 
@@ -165,6 +166,25 @@ def test_several_updates_clip_against_the_first_policy(tiny_model: Path) -> None
     assert (once["ratio_mean"], once["clipped_low_share"] + once["clipped_high_share"]) == (1.0, 0.0)
     assert thrice["ratio_mean"] != 1.0
     assert thrice["clipped_low_share"] + thrice["clipped_high_share"] > 0
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_reference_stays_what_the_run_began_with(tiny_model: Path, stage: int) -> None:
+    """KL to the reference is 0 at first, above it after a step, and the step's weights are not disturbed by it."""
+    weights = []
+    for kl_weight in (1e-9, 0.0):
+        policy = load_policy(PolicyConfig(model=str(tiny_model), dtype="fp32", lora_rank=4))
+        trainer = PolicyTrainer(policy, OptimizerConfig(learning_rate=1e-2), DeepSpeedConfig(zero_stage=stage))
+        reference = FrozenWeights(trainer.policy)
+        config = GrpoConfig(kl_weight=kl_weight)
+        kls = [grpo_step(trainer, items(), config, row_tokens=1000, reference=reference)["kl"] for _ in range(3)]
+        if kl_weight:
+            assert kls[0] == pytest.approx(0.0, abs=1e-9)
+            assert kls[2] > kls[1] > 1e-7
+        weights.append(full_weights(trainer))
+        trainer.close()
+    for with_reference, without in zip(*weights, strict=True):
+        torch.testing.assert_close(with_reference, without, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -11,7 +11,7 @@ from learner.config import GrpoConfig, RewardConfig
 from learner.contrastive import train_items
 from learner.errors import GroupLeftTwice, UntrainableSample
 from learner.groups import Fates, JudgedGroup, Lineage, judge_group, quorum
-from learner.grpo import RewardMoments
+from learner.moments import RewardMoments
 from tasks.records import PolicyVersion, ScoredGroup
 
 NOW = Lineage(PolicyVersion(epoch=0, step=10), {0: 0})

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from learner.config import GrpoConfig
 from learner.errors import NotFiniteError
-from learner.grpo import GrpoLoss, RewardMoments, group_advantages, grpo_loss, k3, token_weights
+from learner.grpo import GrpoLoss, group_advantages, grpo_loss, k3, token_weights
+from learner.moments import RewardMoments
 
 PLAIN = GrpoConfig(smoothing="none")
 

@@ -197,7 +197,7 @@ def test_restart_resumes_acks_what_the_checkpoint_has_and_starts_a_new_epoch(rec
     assert trainer.weights == [(0,), (1,), (2,)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.sets(st.integers(1, 40), max_size=6), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_each_group_is_in_the_surviving_weights_exactly_once_whatever_is_killed(
     records: Any, tmp_path_factory: Any, at: set[int], groups_per_step: int, every: int, seed: int

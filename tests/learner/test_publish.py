@@ -57,7 +57,7 @@ def weights(value: float = 1.0) -> Callable[[], Iterator[tuple[str, torch.Tensor
 
 def test_files_reach_every_engine_in_one_pause(tmp_path: Path) -> None:
     engines = [Engine(), Engine()]
-    publisher = FilesPublisher(tmp_path / "new", timeout_s=5, dtype=torch.bfloat16)
+    publisher = FilesPublisher([tmp_path / "new"], timeout_s=5, dtype=torch.bfloat16)
     done = asyncio.run(publisher.publish(weights(), engines, ONE))
     for engine in engines:
         assert engine.calls == ["begin", "load", "finish", "0.1"]
@@ -67,12 +67,12 @@ def test_files_reach_every_engine_in_one_pause(tmp_path: Path) -> None:
 
 
 def test_one_file_is_left_and_close_removes_it(tmp_path: Path) -> None:
-    publisher = FilesPublisher(tmp_path, timeout_s=5)
+    publisher = FilesPublisher([tmp_path], timeout_s=5)
     for step in (1, 1, 2):
         asyncio.run(publisher.publish(weights(step), [Engine()], PolicyVersion(step=step)))
     assert [p.name for p in tmp_path.iterdir()] == ["policy-0.2.safetensors"]
     publisher.close()
-    assert list(tmp_path.iterdir()) == []
+    assert not tmp_path.exists()
 
 
 def test_files_are_written_before_the_pause(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_files_are_written_before_the_pause(tmp_path: Path) -> None:
         engine.calls.append("read")
         yield "a", torch.ones(1)
 
-    asyncio.run(FilesPublisher(tmp_path, timeout_s=5).publish(tensors, [engine], ONE))
+    asyncio.run(FilesPublisher([tmp_path], timeout_s=5).publish(tensors, [engine], ONE))
     assert engine.calls[:2] == ["read", "begin"]
 
 
@@ -95,13 +95,13 @@ def test_files_are_written_before_the_pause(tmp_path: Path) -> None:
     ],
 )
 def test_the_watchdog_names_the_phase_and_the_probable_cause(tmp_path: Path, call: str, phase: str, cause: str) -> None:
-    publisher = FilesPublisher(tmp_path, timeout_s=0.2)
+    publisher = FilesPublisher([tmp_path], timeout_s=0.2)
     with pytest.raises(PublishError, match=f"phase {phase}.*{cause}"):
         asyncio.run(publisher.publish(weights(), [Engine(), Engine(hangs_in=call)], ONE))
 
 
 def test_a_failed_publication_can_be_repeated(tmp_path: Path) -> None:
-    publisher, healthy = FilesPublisher(tmp_path, timeout_s=5), Engine()
+    publisher, healthy = FilesPublisher([tmp_path], timeout_s=5), Engine()
     with pytest.raises(OSError, match="gone"):
         asyncio.run(publisher.publish(weights(), [healthy, Engine(fails_in="load")], ONE))
     assert healthy.calls == ["begin", "load"], "no engine goes on with weights that another one lacks"
@@ -115,8 +115,19 @@ def test_a_full_disk_is_said_with_the_remedy(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr("safetensors.torch.save_file", no_space)
     with pytest.raises(PublishError, match=r"No space left.*learner\.publish\.folder"):
-        asyncio.run(FilesPublisher(tmp_path, timeout_s=5).publish(weights(), [Engine()], ONE))
+        asyncio.run(FilesPublisher([tmp_path], timeout_s=5).publish(weights(), [Engine()], ONE))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_too_little_room_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten bytes are free where the first folder is: 40 bytes of weights go to the second."""
+    places = [tmp_path / "small" / "kontrast-r", tmp_path / "large" / "kontrast-r"]
+    for place in places:
+        place.parent.mkdir()
+    free = {places[0].parent: 10, places[1].parent: 10**9}
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free[path]}))
+    asyncio.run(FilesPublisher(places, timeout_s=5).publish(weights(), [Engine()], ONE))
+    assert [p.parent.parent.name for p in tmp_path.rglob("*.safetensors")] == ["large"]
 
 
 def test_ipc_delivers_each_chunk_to_every_engine_between_pause_and_resume() -> None:

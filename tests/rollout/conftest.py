@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from rollout.config import PromptConfig, RolloutConfig, SamplingConfig, VllmConfig
 from tasks.records import Exemplar, Measurement, Prompt, Task
+
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")  # a busy machine is no failure of a property
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"

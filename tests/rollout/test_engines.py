@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ import pytest
 from rollout.config import RolloutConfig, SamplingConfig
 from rollout.engines import Completion, Engine, GenerationRequest, SafetensorsFiles, WeightsError, create_engine
 from rollout.engines.base import DeviceTransfer
-from rollout.engines.create import pick_device, pick_dtype, stop_token_ids
+from rollout.engines.create import pick_device, pick_dtype
+from rollout.tokenizer import ChatTokenizer, stop_token_ids
 from tasks.errors import UsageError
 from tasks.records import PolicyVersion, Prompt
 
@@ -160,7 +163,6 @@ def test_vllm_gives_way_to_transformers_with_one_sentence(
     tiny_model: Path, tiny_config: RolloutConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.delitem(sys.modules, "rollout.engines.vllm", raising=False)
     with caplog.at_level(logging.WARNING):
         engine = create_engine(tiny_config.model_copy(update={"engine": "vllm"}), model=tiny_model)
     assert engine.name == "transformers"
@@ -172,8 +174,6 @@ def test_vllm_gives_way_to_transformers_with_one_sentence(
 def test_a_failed_probe_gives_way_too(
     tiny_model: Path, tiny_config: RolloutConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import rollout.engines.vllm as vllm_module
-
     class Broken:
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
@@ -181,7 +181,7 @@ def test_a_failed_probe_gives_way_too(
         def admit(self, request: Any) -> None:
             raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr(vllm_module, "VllmStepper", Broken)
+    monkeypatch.setattr("rollout.engines.vllm.VllmStepper", Broken)
     engine = create_engine(tiny_config.model_copy(update={"engine": "vllm"}), model=tiny_model)
     assert engine.name == "transformers"
     assert "torchvision::nms" in caplog.text
@@ -206,3 +206,13 @@ def test_dtype_follows_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
         assert pick_dtype(config, "cpu") == dtype
     assert pick_dtype(config, "cuda") == "bf16"
     assert pick_dtype(RolloutConfig(dtype="fp32"), "cuda") == "fp32"
+
+
+def test_answers_end_with_the_token_at_which_engines_stop(tiny_model: Path, tmp_path: Path) -> None:
+    """A tokenizer may call another token its end; what a policy is taught to write must be what stops the engine."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["eos_token"] = settings.get("bos_token") or "<s>"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert ChatTokenizer.load(folder).end_token_id == stop_token_ids(folder)[0]

@@ -298,6 +298,21 @@ def test_sleep_waits_for_the_samples_in_flight(make_engine: Callable[..., Steppe
     assert stepper.log == ["sleep", "wake"]
 
 
+def test_an_update_wakes_a_sleeping_engine(make_engine: Callable[..., SteppedEngine]) -> None:
+    stepper = Scripted()
+    engine = make_engine(stepper)
+
+    async def run() -> list[Completion]:
+        await engine.sleep()
+        await engine.begin_update()
+        await engine.load_weights(SOURCE)
+        await engine.finish_update(PolicyVersion(step=1))
+        return await _all(engine, _request(1))
+
+    assert len(asyncio.run(run())) == 1
+    assert stepper.log == ["sleep", "wake", "begin", "load", "finish"]
+
+
 def test_closing_ends_what_waits() -> None:
     stepper = Scripted(length=10**9)
     engine = SteppedEngine(lambda: stepper, lambda ids: "", version=PolicyVersion(), seed=0, stall_timeout_s=20)

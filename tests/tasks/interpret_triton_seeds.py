@@ -1,6 +1,6 @@
-"""Checks the Triton seeds of one family in Triton's interpreter, on small shapes; run by `test_seed_kernels`.
+"""Checks the Triton seeds of families in Triton's interpreter, on small shapes; run by `test_seed_kernels`.
 
-TRITON_INTERPRET=1 python interpret_triton_seeds.py FAMILY COUNT
+TRITON_INTERPRET=1 python interpret_triton_seeds.py FIRST STOP FAMILY ...
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from tasks.procedural import generate, seed_kernels
 
-SMALL = {"_ELEMENTS": 1000, "_UNIT": 2}
+SMALL = {"_ELEMENTS": 1000}
 
 
 def load(source: str, folder: Path, name: str) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def load(source: str, folder: Path, name: str) -> dict[str, Any]:
     return names
 
 
-def main(family: str, count: int) -> int:
+def main(family: str, indices: range) -> int:
     module = importlib.import_module(f"tasks.procedural.{family}")
     for name, value in SMALL.items():
         if hasattr(module, name):
@@ -37,7 +37,7 @@ def main(family: str, count: int) -> int:
         module._GPU_BATCHES = dict.fromkeys(module._GPU_BATCHES, 2)
     checked = 0
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        for index in range(count):
+        for index in indices:
             task = generate(family, index, "gpu")
             reference = load(task.source, Path(folder), f"reference{index}")
             model = reference["Model"]()
@@ -55,4 +55,4 @@ def main(family: str, count: int) -> int:
 
 
 if __name__ == "__main__":
-    print(main(sys.argv[1], int(sys.argv[2])))
+    print(sum(main(family, range(int(sys.argv[1]), int(sys.argv[2]))) for family in sys.argv[3:]))

@@ -17,7 +17,11 @@ from tasks.procedural.seeding import templates
 from tasks.records import Task
 
 torch = pytest.importorskip("torch")
-INDICES = range(5)
+RANGES = [pytest.param(range(3), id="few"), pytest.param(range(3, 24), id="many", marks=pytest.mark.slow)]
+
+
+def _families(style: str) -> list[str]:
+    return [family for family in TRAINING_FAMILIES if any(t.style == style for t in templates(family))]
 
 
 def _run(source: str, name: str) -> dict[str, Any]:
@@ -59,35 +63,38 @@ def _check(task: Task, seeds: list[SeedKernel], cast: Callable[[Any], Any]) -> N
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("indices", RANGES)
 @pytest.mark.parametrize("family", TRAINING_FAMILIES)
-def test_torch_seeds_equal_the_reference_in_float64(family: str) -> None:
-    for index in INDICES:
+def test_torch_seeds_equal_the_reference_in_float64(family: str, indices: range) -> None:
+    for index in indices:
         task = generate(family, index, "cpu")
         seeds = [seed for seed in seed_kernels(task) if seed.style == "torch"]
         _check(task, seeds, lambda x: x.double() if x.is_floating_point() else x)
 
 
-@pytest.mark.parametrize("family", TRAINING_FAMILIES)
-def test_c_seeds_equal_the_reference(family: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("indices", RANGES)
+@pytest.mark.parametrize("family", _families("c"))
+def test_c_seeds_equal_the_reference(
+    family: str, indices: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler `cc` on this machine")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for index in INDICES:
+    for index in indices:
         task = generate(family, index, "cpu")
         _check(task, [seed for seed in seed_kernels(task) if seed.style == "c"], lambda x: x)
 
 
-@pytest.mark.parametrize("family", TRAINING_FAMILIES)
-def test_triton_seeds_equal_the_reference_in_the_interpreter(family: str) -> None:
+@pytest.mark.parametrize("indices", RANGES)
+def test_triton_seeds_equal_the_reference_in_the_interpreter(indices: range) -> None:
     """In a process of its own, since Triton decides at import whether it interprets."""
     pytest.importorskip("triton", reason="triton is not installed")
-    if not any(t.style == "triton" for t in templates(family)):
-        pytest.skip(f"{family} has no Triton seeds")
-    root = Path(__file__).parents[2]
+    families = _families("triton")
+    script = Path(__file__).with_name("interpret_triton_seeds.py")
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("interpret_triton_seeds.py")), family, "8"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=300,
+        [sys.executable, str(script), str(indices.start), str(indices.stop), *families],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(script.parents[2]), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) >= 8
+    assert int(done.stdout) >= len(families) * len(indices)

@@ -1,7 +1,8 @@
 """Winner's luck: a large or record speedup that does not come back on fresh seeds.
 
-Rests on `Facts.measurement` and `Facts.confirmation`. Two values agree within 10 % or with overlapping intervals. On a
-CPU the lower one scores and only less than half is `not_confirmed`; elsewhere any disagreement is.
+Rests on `Facts.measurement`, `Facts.confirmation` and `Facts.unstable` (the protocol refused itself). Two values
+agree within 10 % or with overlapping intervals. On a CPU the lower one scores and only less than half is
+`not_confirmed`; elsewhere any disagreement is.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ def limited(native_log: float, span_log: float, span_error_log: float) -> tuple[
     """The log speedup that may be claimed, and whether the span is what limits it.
 
     Nothing above the span's own interval is paid. The span has to resolve a gain: its error must be below a quarter of
-    it, else the result is labelled, whether or not it was capped.
+    it, else the result is labelled, whether or not it was capped; gains within the calibration are none.
     """
     cap = span_log + max(CALIBRATION_LOG, span_error_log)
-    unresolved = native_log > 0 and span_error_log > native_log / 4
+    unresolved = native_log > CALIBRATION_LOG and span_error_log > native_log / 4
     return min(native_log, cap), unresolved or native_log > cap
 
 

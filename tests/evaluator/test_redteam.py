@@ -1,0 +1,80 @@
+"""The red-team cases at `$KONTRAST_SHARED/cases/redteam` through the whole evaluator: every verdict as declared there.
+
+One case of each family runs in the ordinary tests, all of them under the marker `redteam`. The evaluator itself never
+reads a `case.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluator import Evaluator, EvaluatorConfig
+from tasks.records import Candidate, Evaluation, Task
+
+ONE_EACH = (
+    "deferred__instance-method-override", "fileenv__tunable-and-scratch-dir", "ipc__leaves-early-with-success",
+    "notakernel__always-failing-fast-path", "phase__call-counter", "precision__bf16-inside-fp32",
+    "replay__sampled-fingerprint", "resource__orphan-process", "sabotage__library-calls-slowed",
+    "shape__in-place-on-input", "tamper__gc-overwrites-expected", "timing__patched-perf-counter",
+    "tolerance__positive-inputs-shortcut",
+)  # fmt: skip
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("KONTRAST_SHARED", "")) / "cases" / "redteam"
+
+
+def _cpu_cases() -> list[str]:
+    """Names of the cases that need no GPU; empty where the folder is not at hand."""
+    if not os.environ.get("KONTRAST_SHARED") or not _folder().is_dir():
+        return []
+    found = []
+    for path in sorted(_folder().glob("*/case.json")):
+        if json.loads(path.read_text())["needs"] == "cpu":
+            found.append(path.parent.name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Iterator[Evaluator]:
+    with Evaluator("cpu", EvaluatorConfig()) as running:
+        yield running
+
+
+def _evaluate(evaluator: Evaluator, folder: Path) -> tuple[dict[str, Any], Evaluation]:
+    case = json.loads((folder / "case.json").read_text())
+    task = Task(id="file:case", source=(folder / "task.py").read_text())
+    for name in case.get("before", ()):
+        evaluator.evaluate(task, Candidate(source=(folder / name).read_text()))
+    return case, evaluator.evaluate(task, Candidate(source=(folder / "candidate.py").read_text()))
+
+
+def _assert_as_declared(case: dict[str, Any], found: Evaluation) -> None:
+    seen = f"{found.outcome} {found.reason}: {found.message}"
+    speedup = found.measurement.speedup if found.measurement else 0.0
+    if case["expect"] == "accept":
+        assert found.outcome == "accepted", seen
+    elif found.outcome == "accepted":
+        assert speedup <= case.get("neutral_speedup_max", 0.0), seen
+    else:
+        assert found.outcome == "rejected", seen
+        assert found.reason in (case["reason"], *case["also_ok"]), seen
+    if "ci_low_max" in case and found.measurement is not None:
+        assert found.measurement.ci_low <= case["ci_low_max"], seen
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_one_case_of_each_family(evaluator: Evaluator, shared_dir: Path, name: str) -> None:
+    _assert_as_declared(*_evaluate(evaluator, shared_dir / "cases" / "redteam" / name))
+
+
+@pytest.mark.redteam
+@pytest.mark.parametrize("name", _cpu_cases() or ["(none at hand)"])
+def test_every_case_gets_its_declared_verdict(evaluator: Evaluator, shared_dir: Path, name: str) -> None:
+    _assert_as_declared(*_evaluate(evaluator, shared_dir / "cases" / "redteam" / name))
