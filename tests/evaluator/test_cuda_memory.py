@@ -141,7 +141,7 @@ def placed(count: int = 2) -> tuple[Any, CudaPlacement, list[Any]]:
 def test_the_reference_arms_results_are_private_and_wiped_where_it_wrote_them() -> None:
     runtime, placement, arenas = placed()
     call = placement.write_call(0, [torch.arange(100.0)])
-    ((offset, nbytes),) = call["slots"]
+    ((offset, _),) = call["slots"]
     arm_outputs = arenas[4]
     private = (placement.expected, placement.snapshot, placement.private_inputs)
     assert [arena.handle for arena in private] == [None, None, None]
