@@ -42,6 +42,8 @@ class RunConfig(Section):
     """Measure the best new kernel of each task again, in full and on fresh seeds, when the run ends."""
     require_speedup: float = Field(default=0.0, ge=0)
     """A confirmed new kernel's interval must lie above this, else the command ends with exit code 1; 0 asks nothing."""
+    keep_samples: bool = False
+    """Write every sample with its text and outcome to `samples.jsonl` in the run's folder."""
     seed: int = 0
     """All of the run's own draws follow from it."""
 

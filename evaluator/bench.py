@@ -61,6 +61,7 @@ class Bench:
         self.gauges: Gauges | None = None
         """The device's, where it has any."""
         self._loads = 0
+        self._entries: dict[str, Any] = {}
         if not server.opened["shares_snapshots"]:
             for side in sides:
                 side.collect = self._collecting(side.which)
@@ -95,10 +96,22 @@ class Bench:
     def load_parameters(self, seed: int | None, style: Style = "near") -> None:
         """The same parameters on both sides: new random ones from `seed`, or those as constructed for None."""
         entries = self.server.ask({"op": "parameters", "seed": seed, "style": style}).answer["entries"]
+        self._entries = entries
         self.reference.parameters(entries)
         self.observed.parameter_mismatch = tuple(self.candidate.parameters(entries)[:20])
         self._loads += 1
         self.reloaded = self._loads > 1
+
+    def compare_buffers(self) -> None:
+        """Compares the buffers that the reference changes in its calls; both sides must have made the same calls."""
+        names = self.server.opened["mutated"]
+        if not names or self.observed.parameters != "loaded":
+            return
+        entries = {name: self._entries[name] for name in names}
+        self.reference.state(entries)
+        missing = self.candidate.state(entries)
+        wrong = self.server.ask({"op": "buffers", "names": names}).answer["wrong"]
+        self.observed.buffers({*missing, *wrong})
 
     def draw(self, draws: Sequence[Draw]) -> list[dict[str, Any]]:
         """Fresh inputs in the first slots of both sides; output slots are poisoned."""

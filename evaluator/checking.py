@@ -33,6 +33,9 @@ def check(bench: Bench, gate: Gate, draws: int) -> None:
         bench.load_parameters(bench.secret(), "unit")
     first = Draw.fresh(rng)
     _burst(bench, gate, [first, Draw.fresh(rng)])
+    if loaded:
+        bench.compare_buffers()
+        gate.pass_or_end()
     for index in range(0, len(kinds), 2):
         _burst(bench, gate, [Draw.fresh(rng, kind) for kind in kinds[index : index + 2]])
     _burst(bench, gate, [first, Draw(first.seed, sparse=bench.secret())])

@@ -53,12 +53,10 @@ class TimingConfig(Section):
     """Nominal confidence of the interval."""
     cap_s: float = Field(default=4.0, gt=0)
     """Wall time after which a timing stops with the interval it has."""
-    placements: int = Field(default=5, ge=1)
-    """Fresh allocations that the pairs of a timing are spread over."""
+    paper_window_s: float = Field(default=1800.0, gt=0)
+    """Window of the `paper` protocol, whatever the intervals say."""
     confirm_above: float = Field(default=3.0, gt=1)
     """A speedup above it is measured again on fresh seeds."""
-    confirm_agreement: float = Field(default=0.10, gt=0)
-    """Relative difference up to which a confirmation agrees when the intervals do not overlap."""
 
 
 class EvaluatorConfig(Section):

@@ -48,6 +48,16 @@ class Device:
     """The driver's name of the device, for its gauges."""
 
 
+def host_memory() -> tuple[int, int]:
+    """Free memory of this machine, and all that it has, in bytes."""
+    found = {}
+    with open("/proc/meminfo") as file:
+        for line in file:
+            name, value = line.split(":")
+            found[name] = int(value.split()[0]) * 1024
+    return found.get("MemAvailable", 0), found.get("MemTotal", 0)
+
+
 def open_device(name: str = "cpu", threads: int = 1) -> Device:
     """The device called `cpu`, `cuda` or `cuda:1`; raises UsageError for one that this machine does not have."""
     if name.split(":")[0] == "cuda":

@@ -19,6 +19,8 @@ from tasks.errors import UsageError
 
 ARM_CORES = 4
 """Cores of the timed workers, where there are at least twice as many."""
+RUNTIME = "evaluator.worker.cudart"
+"""Imported before the fork: a confined worker cannot read the project."""
 _VENDOR_WORDS = frozenset(("NVIDIA", "Tesla", "GeForce", "Quadro", "Graphics"))
 
 
@@ -47,8 +49,8 @@ def open_cuda(name: str) -> Device:
     arms, rest = split_cores(sorted(os.sched_getaffinity(0)))
     return Device(
         name=f"cuda:{index}", type=type_of(_text(nvml.nvmlDeviceGetName(handle))), arm_cores=arms, judge_cores=rest,
-        lock_path=_lock_path(nvml, handle, uuid), runtime="evaluator.worker.cudart",
-        environment=(("CUDA_VISIBLE_DEVICES", uuid), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")), modules=("triton",),
+        lock_path=_lock_path(nvml, handle, uuid), runtime=RUNTIME,
+        environment=(("CUDA_VISIBLE_DEVICES", uuid), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")), modules=(RUNTIME, "triton"),
         uuid=uuid,
     )  # fmt: skip
 

@@ -29,7 +29,8 @@ from tasks.records import Candidate, Evaluation, Task
 from tasks.records.evaluation import Step, UnscoredReason
 
 if TYPE_CHECKING:
-    from evaluator.session import Evaluator
+    from evaluator.config import EvaluatorConfig
+    from evaluator.session import Evaluator, WarmReference
 
 
 class Gate:
@@ -53,20 +54,21 @@ class Flow:
     """One evaluation of one candidate."""
 
     def __init__(
-        self, evaluator: Evaluator, task: Task, candidate: Candidate, *, confirm: bool, seed: bytes | None = None
+        self, evaluator: Evaluator, task: Task, candidate: Candidate, *, config: EvaluatorConfig, confirm: bool,
+        seed: bytes | None = None,
     ) -> None:  # fmt: skip
         self._evaluator = evaluator
-        self._config = evaluator.config
+        self._config = config
         self._task = task
         self._candidate = candidate
         self._confirm = confirm
-        self._rules = Rules.preset(evaluator.config.rules, **evaluator.config.rule)
+        self._rules = Rules.preset(config.rules, **config.rule)
         self._observed = Observed()
         self._defences = tuple(name for name in ALL_DEFENCES if name not in evaluator.config.defences_off)
         self._gate = Gate(self._observed, self._rules, self._defences)
         self._seconds: dict[str, float] = {}
         self._sides: list[Side] = []
-        self._waited_s = 0.0
+        self.waited_s = 0.0
         self._desk = BuildDesk(evaluator.compile_pool)
         self._seed = secrets.token_bytes(16) if seed is None else seed
 
@@ -75,15 +77,15 @@ class Flow:
         try:
             self._steps()
         except Ended:
-            pass
+            if self._observed.ending is not None and self._zygote_died():
+                self._observed.ending = None  # the worker died of it, in its own turn
+                self._observed.end("zygote_died", "the process that forks workers is gone")
         except ReferenceFailed as error:
             self._blame_reference(str(error))
         except loading.SandboxUnavailable as error:
             self._give_up("sandbox_unavailable", str(error))
-        except DeviceBusy as error:
+        except (DeviceBusy, ProcessLost) as error:
             self._give_up("evaluator_lost", str(error))
-        except ProcessLost as error:
-            self._blame_processes(str(error))
         finally:
             self._end_sides()
         self._check_device()
@@ -109,17 +111,17 @@ class Flow:
             self._observed.news()
             self._gate.pass_or_end()
         with self._timed("admit"):
-            server = self._evaluator.reference(self._task)
+            server = self._server()
         opened = server.opened
         self._observed.bytes_per_call(opened["bytes_per_call"])
-        slots = loading.slots(opened, self._evaluator.device)
+        slots, free_bytes = loading.slots(opened, self._evaluator.device)
         if not slots:
             needed = 2 * opened["bytes_per_call"] >> 20
-            free = opened["free_bytes"] >> 20
+            free = free_bytes >> 20
             self._give_up("too_large", f"two calls take {needed} MiB in each of several copies, of {free} MiB free")
             raise Ended
         with self._step("load"):
-            bench = self._bench()
+            bench = self._bench(server)
             loading.open_devices(bench)
             self._load(bench)
         self._gate.pass_or_end()
@@ -127,6 +129,8 @@ class Flow:
             checking.check(bench, self._gate, self._config.check_draws)
         with self._step("probe"):
             checking.probe(bench, self._gate)
+        paper = self._config.protocol == "paper"
+        bench.candidate.ends_at_s += self._config.timing.paper_window_s if paper else self._config.timing.cap_s
         with self._step("time"), self._exclusive(bench):
             measuring.measure(bench, self._gate, self._evaluator.device, self._config, slots)
         speedup = self._observed.measured_speedup()
@@ -135,10 +139,19 @@ class Flow:
                 bench.candidate.ends_at_s += 2 * self._config.timing.cap_s
                 measuring.confirm(bench, self._gate, self._evaluator.device, self._config, slots)
 
-    def _bench(self) -> Bench:
-        """Forks both sides and puts the server between them."""
+    def _server(self) -> WarmReference:
+        """The warm server, free of the last candidate; a new one where it died since."""
         server = self._evaluator.reference(self._task)
-        server.ask({"op": "forget"})
+        try:
+            server.ask({"op": "forget"})
+        except ReferenceFailed:
+            self._evaluator.drop_reference()
+            server = self._evaluator.reference(self._task)
+            server.ask({"op": "forget"})
+        return server
+
+    def _bench(self, server: WarmReference) -> Bench:
+        """Forks both sides and puts the server between them."""
         names: tuple[Which, Which] = ("reference", "candidate")
         for which in names:
             desk = self._desk if which == "candidate" else BuildDesk(self._evaluator.compile_pool)
@@ -175,7 +188,7 @@ class Flow:
         children = [bench.server.arm.child, *(side.arm.child for side in self._sides)]
         with self._evaluator.lock.held(self._config.lock_timeout_s) as waited_s:
             self._sides[1].ends_at_s += waited_s
-            self._waited_s += waited_s
+            self.waited_s += waited_s
             for child in children:
                 child.prefer(True)
             try:
@@ -193,11 +206,11 @@ class Flow:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         """Counts the step's seconds, the wait for the device not among them."""
-        begin, waited_s = time.monotonic(), self._waited_s
+        begin, waited_s = time.monotonic(), self.waited_s
         try:
             yield
         finally:
-            spent = time.monotonic() - begin - (self._waited_s - waited_s)
+            spent = time.monotonic() - begin - (self.waited_s - waited_s)
             self._seconds[name] = self._seconds.get(name, 0.0) + spent
 
     def _end_sides(self) -> None:
@@ -207,10 +220,21 @@ class Flow:
     def _give_up(self, reason: UnscoredReason, detail: str) -> None:
         self._observed.infrastructure = Infrastructure(reason=reason, step=self._observed.step, detail=detail)
 
+    def _zygote_died(self) -> bool:
+        """Whether the zygote is gone; workers die of it a moment before that can be seen."""
+        for _ in range(5):
+            if not self._evaluator.zygote_alive():
+                return True
+            time.sleep(0.005)
+        return False
+
     def _blame_reference(self, text: str) -> None:
         """A reference that fails beside a candidate and passes without it was harmed by that candidate."""
-        beside = bool(self._sides)
+        beside = len(self._sides) > 1
         self._end_sides()
+        if self._zygote_died():  # the candidate was stopped meanwhile
+            self._give_up("evaluator_lost", "the process that forks workers is gone")
+            return
         self._evaluator.drop_reference()
         try:
             loading.try_reference(self._evaluator, self._task)
@@ -241,15 +265,6 @@ class Flow:
             except (ReferenceFailed, ProcessLost):
                 self._evaluator.drop_reference()
         return False
-
-    def _blame_processes(self, text: str) -> None:
-        """A zygote that died while its worker lived was killed by that worker."""
-        beside = bool(self._sides) and not self._evaluator.zygote_alive()
-        self._evaluator.close_processes()
-        if beside:
-            self._observed.end("zygote_died", text)
-        else:
-            self._give_up("evaluator_lost", text)
 
     def _evaluation(self) -> Evaluation:
         observed, task = self._observed, self._task

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from evaluator.bench import Bench, Draw
 from evaluator.compile import BuildDesk
+from evaluator.device import host_memory
 from evaluator.observed import Observed
 from evaluator.sides import Ended, ReferenceFailed, Side
 from evaluator.timing.clock import slots_for, slots_on_device
@@ -84,11 +85,21 @@ def open_devices(bench: Bench) -> None:
             raise SandboxUnavailable(f"a confined worker cannot use the device: {text}") from error
 
 
-def slots(opened: dict[str, Any], device: Device) -> int:
-    """How many calls' inputs and outputs the arenas hold; 0 when the task does not fit."""
+def slots(opened: dict[str, Any], device: Device) -> tuple[int, int]:
+    """How many calls' inputs and outputs the arenas hold, 0 when the task does not fit; and the free bytes.
+
+    An accelerator's memory is what was free when the reference was opened, this machine's what is free now.
+    """
     if device.runtime:
-        return slots_on_device(opened["bytes_per_call"], opened["leaves"], opened["free_bytes"], opened["call_ms"])
-    return slots_for(opened["bytes_per_call"], opened["leaves"], opened["free_bytes"])
+        free = int(opened["free_bytes"])
+        return slots_on_device(opened["bytes_per_call"], opened["leaves"], free, opened["call_ms"]), free
+    free = free_bytes()
+    return slots_for(opened["bytes_per_call"], opened["leaves"], free), free
+
+
+def free_bytes() -> int:
+    """Memory that is free on this machine."""
+    return host_memory()[0]
 
 
 def load(bench: Bench, sources: dict[str, int], config: EvaluatorConfig) -> None:

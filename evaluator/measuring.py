@@ -49,10 +49,11 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
     reload = bench.observed.parameters == "loaded" and not bench.each
     protocol = protocols.create(
         config.protocol, random.Random(bench.secret()), settings(config, bench, slots, reload),
-        reference_ms=bench.server.opened["call_ms"],
+        reference_ms=bench.server.opened["call_ms"], window_s=config.timing.paper_window_s,
     )  # fmt: skip
     bench.server.ask({"op": "bases", "secret": bench.secret()})
     pairs: list[Pair] = []
+    cores = 0 if device.runtime else len(device.arm_cores)
     placement, disturbances, begin = -1, Disturbances(), time.monotonic()
     readings: list[hygiene.Reading] = []
     while not isinstance(plan := protocol.next(time.monotonic() - begin), Stop):
@@ -69,7 +70,7 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
         if bench.gauges is not None:
             readings.append(bench.gauges.read())
             spoiled = spoiled or hygiene.spoiled(readings[-1])
-        pairs.append(checked(pair_of(reference, candidate, plan.placement, plan.order, spoiled=spoiled)))
+        pairs.append(checked(pair_of(reference, candidate, plan.placement, plan.order, cores=cores, spoiled=spoiled)))
         protocol.feed(pairs[-1])
         gate.pass_or_end()
     result = protocol.result(device.type)

@@ -109,6 +109,12 @@ class Observed:
         if self.ending is None:
             self.ending = Ending(kind=kind, step=self.step, detail=detail[:1000])
 
+    def buffers(self, wrong: set[str]) -> None:
+        """Buffers that differ after the same calls."""
+        if wrong:
+            self._buffers_wrong |= set(sorted(wrong)[:_MANY])
+            self.news()
+
     def build_failed(self, text: str) -> None:
         """A build that the candidate could not be loaded without failed."""
         self.compile = self.compile.model_copy(update={"failed": True, "error": cut(text)})
@@ -133,7 +139,6 @@ class Observed:
                 self._add_alias(alias)
         self._inputs_changed |= set(verdict["inputs_changed"])
         self._guards_broken |= set(verdict["guards_broken"][:_MANY])
-        self._buffers_wrong |= set(verdict["buffers_wrong"][:_MANY])
         after = len(self._outputs), len(self._aliases), len(self._inputs_changed), len(self._guards_broken)
         if before != after or any(call is None or call.aspects for call in calls):
             self.news()

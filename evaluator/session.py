@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from evaluator import metrics
 from evaluator.compile import CompilePool, Toolchain, discover
 from evaluator.compile.routes import arch_of
 from evaluator.config import EvaluatorConfig
@@ -15,7 +18,9 @@ from evaluator.flow import Flow
 from evaluator.sides import ReferenceFailed
 from evaluator.timing.turns import Arm, ArmFault
 from evaluator.worker.process import Zygote
+from evaluator.worker.wire import read_text, write_text
 from tasks.records import Candidate, Evaluation, Task
+from tasks.records.evaluation import Protocol
 
 if TYPE_CHECKING:
     from evaluator.device_cuda import Gauges
@@ -27,6 +32,10 @@ _INDUCTOR = {
 """torch.compile without interpreters of its own, which a worker may not start."""
 
 
+_ADMISSIONS = 256
+"""Admissions kept, so that going back to a task costs no oracle."""
+
+
 class WarmReference:
     """The reference server of one task."""
 
@@ -35,7 +44,7 @@ class WarmReference:
         self.task = task
         self.opened = opened
 
-    def ask(self, request: dict[str, Any], timeout_s: float = 60.0, descriptors: tuple[int, ...] = ()) -> Any:
+    def ask(self, request: dict[str, Any], timeout_s: float = 60.0, descriptors: Sequence[int] = ()) -> Any:
         """One request outside the timing; returns the turn. Raises ReferenceFailed."""
         try:
             turn = self.arm.take(request, timeout_s, descriptors)
@@ -61,6 +70,8 @@ class Evaluator:
         self._reference: WarmReference | None = None
         self._pool: CompilePool | None = None
         self._gauges: Gauges | None = None
+        self._admissions: dict[str, str] = {}
+        self._scratch = os.path.join(tempfile.gettempdir(), f"kontrast-{secrets.token_hex(8)}")
 
     def __enter__(self) -> Self:
         return self
@@ -71,53 +82,81 @@ class Evaluator:
         self.close()
 
     def evaluate(
-        self, task: Task, candidate: Candidate, *, confirm: bool = False, seed: bytes | None = None
+        self, task: Task, candidate: Candidate, *, confirm: bool = False, seed: bytes | None = None,
+        protocol: Protocol | None = None,
     ) -> Evaluation:  # fmt: skip
         """Judges one candidate against one task; never raises for what the candidate does.
 
         With `confirm` an accepted speedup is measured again on fresh seeds, as it is above `timing.confirm_above`.
         `seed` draws the inputs of an earlier evaluation again (its `detail["seed"]`); without it they are secret.
+        `protocol` is used instead of the configured one.
         """
-        return Flow(self, task, candidate, confirm=confirm, seed=seed).run()
+        config = self.config if protocol is None else self.config.model_copy(update={"protocol": protocol})
+        flow = Flow(self, task, candidate, config=config, confirm=confirm, seed=seed)
+        evaluation = flow.run()
+        metrics.count(evaluation, flow.waited_s)
+        return evaluation
+
+    def control(self, task: Task) -> Evaluation:
+        """The reference against itself through the whole path, in new processes: its interval has to cover 1."""
+        source = f"{task.source}\nclass ModelNew(Model):\n    pass\n"
+        evaluation = self.evaluate(task, Candidate(source=source, origin="reference"))
+        if evaluation.measurement is not None:
+            metrics.CONTROL_RATIO.labels(self.device.type).set(evaluation.measurement.speedup)
+        return evaluation
 
     def zygote(self) -> Zygote:
         """The running zygote, started when there is none."""
         if self._zygote is None or not self._zygote.alive():
             self.close_processes()
             self._zygote = Zygote(
-                threads=self.config.threads, lock_descriptor=self.lock.descriptor,
+                threads=self.config.threads, lock_descriptor=self.lock.descriptor, scratch=self._scratch,
                 environment={
                     "PATH": discover().search_path(self.device.type), **_INDUCTOR, **dict(self.device.environment),
                 },
                 modules=self.device.modules,
             )  # fmt: skip
             self._zygote.start(self.config.deadlines.start_s)
+            metrics.RESTARTS.labels(self.device.type).inc()
         return self._zygote
 
     def reference(self, task: Task) -> WarmReference:
         """The warm reference of a task; raises ReferenceFailed."""
-        if self._reference is not None and self._reference.task.content_hash == task.content_hash:
-            return self._reference
+        warm = self._reference
+        if warm is not None and warm.task.content_hash == task.content_hash and warm.arm.child.alive():
+            return warm
         self.drop_reference()
         settings = {"cores": list(self.device.judge_cores), "runtime": self.device.runtime}
         arm = Arm(self.zygote().spawn_reference(settings), trusted=True)
         arm.child.stop()
         warm = WarmReference(arm, task, {})
-        source = memory_file(task.source)
         try:
-            seed = secrets.randbits(48)
-            request = {
-                "op": "open", "precision": task.precision, "mode": task.mode, "seed": seed, "known": False,
-            }  # fmt: skip
-            warm.opened = warm.ask(request, self.config.deadlines.reference_s, (source,)).answer
-            warm.opened["construct_seed"] = seed
+            self._open(warm)
         except ReferenceFailed:
             arm.child.kill()
             raise
-        finally:
-            os.close(source)
         self._reference = warm
         return warm
+
+    def _open(self, warm: WarmReference) -> None:
+        """Loads the task into its server; an admission of this session is not made again."""
+        task, seed = warm.task, secrets.randbits(48)
+        known = self._admissions.get(task.content_hash, "")
+        request = {
+            "op": "open", "precision": task.precision, "mode": task.mode, "seed": seed, "known": bool(known),
+        }  # fmt: skip
+        texts = [memory_file(task.source), memory_file(known)]
+        try:
+            warm.opened = warm.ask(request, self.config.deadlines.reference_s, texts).answer
+            if not known:
+                warm.ask({"op": "admission"}, descriptors=texts[1:])
+                self._admissions[task.content_hash] = read_text(texts[1])
+        finally:
+            for number in texts:
+                os.close(number)
+        warm.opened["construct_seed"] = seed
+        while len(self._admissions) > _ADMISSIONS:
+            del self._admissions[next(iter(self._admissions))]
 
     def zygote_alive(self) -> bool:
         """Whether the zygote runs."""
@@ -132,8 +171,8 @@ class Evaluator:
         return self._gauges
 
     def scratch(self) -> str:
-        """A folder for workers on machines without mount namespaces; empty until one is needed."""
-        return ""
+        """A new folder name for a worker on a machine without mount namespaces."""
+        return os.path.join(self._scratch, secrets.token_hex(8))
 
     def toolchain(self) -> Toolchain:
         """What workers may read and execute beside the interpreter."""
@@ -176,9 +215,9 @@ class Evaluator:
 
 
 def memory_file(text: str) -> int:
-    """A sealed descriptor with the text."""
-    descriptor = os.memfd_create("text", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.write(descriptor, text.encode())
+    """A descriptor of a memory file with the text."""
+    descriptor = os.memfd_create("text", os.MFD_CLOEXEC)
+    write_text(descriptor, text)
     return descriptor
 
 

@@ -125,6 +125,11 @@ class Side:
         answer, _ = self.ask({"op": "parameters", "entries": entries}, schema.Took, self.call_s)
         return [*answer.missing, *answer.unexpected]
 
+    def state(self, entries: dict[str, Any]) -> list[str]:
+        """Lets the side write entries of its state into the parameter arena; returns the names that it has not."""
+        answer, _ = self.ask({"op": "state", "entries": entries}, schema.Wrote, self.call_s)
+        return list(answer.missing)
+
     def run(
         self, calls: list[dict[str, Any]], *, hold: bool = False, each: bool = False, timeout_s: float | None = None
     ) -> tuple[ArmTurn, list[schema.Result]]:

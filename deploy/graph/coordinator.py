@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from deploy.graph.events import (
 from deploy.graph.handles import (
     Drawn,
     Handles,
+    LearnerLost,
     NothingToDo,
     NotPublished,
     PromptRefused,
@@ -39,7 +40,7 @@ from deploy.graph.handles import (
 )
 from deploy.graph.ledger import sample_id
 from deploy.graph.plan import RunPlan
-from deploy.graph.schedule import Schedule
+from deploy.graph.schedule import next_target
 from deploy.graph.state import Group, RunState
 from deploy.graph.turns import Role, Turns
 from learner.loop import Standing
@@ -57,7 +58,7 @@ class Coordinator:
         self.state = RunState()
         self._handles = handles
         self._clock = clock
-        self._schedule = Schedule(plan.targets, plan.seed)
+        self._learner_losses = 0
         self._turns = Turns(shared=plan.take_turns, quota=plan.turn_quota)
         self._to_draw: deque[tuple[Group, int]] = deque()
         self._to_score: deque[tuple[Drawn, int]] = deque()
@@ -138,7 +139,7 @@ class Coordinator:
     async def _seed(self) -> None:
         """Evaluates the seed kernels of every target once, before the first prompt."""
         done = {(task_id, device_type) for task_id, device_type, _ in self.state.seeds}
-        missing = [target for target in self.plan.targets if target not in done] if self.plan.seeds else []
+        missing = [target for target in self._open_targets() if target not in done] if self.plan.seeds else []
         if not missing:
             return
         await self._enter("seeding")
@@ -262,7 +263,8 @@ class Coordinator:
     async def _form(self) -> Group | None:
         """Chooses a task and opens its group; None when the task was skipped or none is left."""
         ordinal = len(self.state.groups)
-        target = self._schedule.choose(ordinal, set(self.plan.targets) - set(self._open_targets()))
+        formed = Counter((group.task_id, group.device_type) for group in self.state.groups.values())
+        target = next_target(self._open_targets(), formed, self.plan.seed)
         if target is None:
             return None
         group = Group(
@@ -355,10 +357,17 @@ class Coordinator:
                 self.plan.learn_timeout_s, "the learner's step", "learn",
             )  # fmt: skip
         except WorkerLost as error:
+            self._learner_losses += 1
+            if self._learner_losses > self.plan.attempts:
+                raise LearnerLost(
+                    f"The learner died {self._learner_losses} times in one step ({error}). Memory is the usual cause: "
+                    f"lower learner.deepspeed.row_tokens, or free some."
+                ) from error
             _log.warning("the learner was lost: %s; it resumes from its latest checkpoint", error)
             await self._follow(await self._standing())
             await self._publish()
             return
+        self._learner_losses = 0
         before = len(self.state.ledger.groups.fates)
         await self._follow(learned.standing, dict(learned.metrics))
         if learned.stepped:
@@ -399,11 +408,21 @@ class Coordinator:
             await self._enter("confirming")
             await self._confirm_best()
         await self._enter("closing")
-        await self._within(self._handles.learner.checkpoint(), self.plan.learn_timeout_s, "the checkpoint", "learn")
+        await self._checkpoint()
         for group in self.state.unfinished_groups():
             await self._cancel(group, self.state.ledger.open_samples(group.id), "run_ended")
         self.state.ledger.check()
         await self._emit(RunClosed(status="stopped" if self._stopping else "finished"))
+
+    async def _checkpoint(self) -> None:
+        """At a stop, a learner that is gone or slow does not hold the end up: its last checkpoint stands."""
+        limit = self.plan.grace_s if self._stopping else self.plan.learn_timeout_s
+        try:
+            await self._within(self._handles.learner.checkpoint(), limit, "the checkpoint", "learn")
+        except (WorkerLost, WaitedTooLong) as error:
+            if not self._stopping:
+                raise
+            _log.warning("no checkpoint was written at the stop (%s): a resume begins at the one before", error)
 
     async def _drain(self) -> None:
         """Gives what is running the grace time, then cancels it in the ledger."""

@@ -37,6 +37,12 @@ class WaitedTooLong(KontrastError):
     exit_code = 3
 
 
+class LearnerLost(KontrastError):
+    """The learner dies over the same step again and again."""
+
+    exit_code = 3
+
+
 class NotPublished(KontrastError):
     """New weights could not be brought to every generator."""
 

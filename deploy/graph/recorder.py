@@ -8,6 +8,7 @@ kernels that are no copies become exemplars.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -74,6 +75,8 @@ class Rules:
     exemplars: int = 2
     one_seed_per_speed: bool = False
     """Evaluate one seed kernel of each class of speed, drawn by `seed`, instead of all."""
+    keep_samples: bool = False
+    """Append every recorded sample to `samples.jsonl`."""
     seed: int = 0
 
 
@@ -162,6 +165,8 @@ class Recorder:
         for name, _, source in self._chosen_seeds(task):
             candidate = Candidate(source=source, origin="seed", detail=name)
             evaluation = await self._evaluation(task, candidate, device_type)
+            if evaluation.outcome == "unscored":  # once more, since a crowded machine can be the cause
+                evaluation = await self._evaluation(task, candidate, device_type)
             if evaluation.reason in REFUSING:
                 raise PromptRefused(str(evaluation.reason), evaluation.message)
             if evaluation.outcome == "accepted":
@@ -218,9 +223,23 @@ class Recorder:
             if not copied:
                 exemplar = self._exemplar(self._task(group), sample.candidate, evaluation)
         progress = await self._in_store(self._stream.record, scored, exemplar)
+        if progress.recorded and self._rules.keep_samples:
+            self._keep(group, scored)
         if progress.complete:
             await self._in_store(self._stream.relay)
         return self._event(group, scored)
+
+    def _keep(self, group: Group, scored: ScoredSample) -> None:
+        """A copy for people; the store's own record is what counts."""
+        evaluation = scored.evaluation
+        line = {
+            "sample": scored.sample.id, "task": group.task_id, "finish_reason": scored.sample.finish_reason,
+            "tokens": len(scored.sample.token_ids), "copy": bool(scored.copy_of), "text": scored.sample.text,
+            **({} if evaluation is None else {"outcome": evaluation.outcome, "reason": evaluation.reason,
+                                             "message": evaluation.message, **_figures(evaluation)}),
+        }  # fmt: skip
+        with (self._run.path / "samples.jsonl").open("a") as file:
+            file.write(json.dumps(line, sort_keys=True) + "\n")
 
     async def _shown_to(self, group: Group) -> dict[str, str]:
         """Exemplars of the group's prompt; after a restart their hashes only, which still tell a copy."""

@@ -10,7 +10,9 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +146,13 @@ def execute(
             finally:
                 for actor in workers.actors:
                     ray.kill(actor)
+                remove_weights(config, run.run_id)
+
+
+def remove_weights(config: Config, run_id: str) -> None:
+    """Removes what a learner on this node has published through files: it may lie in memory, as /dev/shm does."""
+    if config.learner.publish.folder:
+        shutil.rmtree(Path(config.learner.publish.folder) / f"kontrast-{run_id}", ignore_errors=True)
 
 
 def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], object]) -> None:
@@ -157,7 +166,8 @@ def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], obje
     }  # fmt: skip
     rules = Rules(
         config.evaluator.protocol, config.evaluator.rules,
-        one_seed_per_speed=config.run.seed_kernels == "one_per_speed", seed=config.run.seed,
+        one_seed_per_speed=config.run.seed_kernels == "one_per_speed", keep_samples=config.run.keep_samples,
+        seed=config.run.seed,
     )  # fmt: skip
     recorder_name = setting.actor_name("recorder")
     recorder = ray.remote(RecorderActor).options(name=recorder_name, **options).remote(
@@ -177,7 +187,7 @@ def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], obje
 
 
 def _await_end(ray: Any, coordinator: Any, watch: Callable[[], object]) -> None:
-    result = coordinator.run.remote()
+    result, warned = coordinator.run.remote(), False
     while True:
         done, _ = ray.wait([result], timeout=POLL_S)
         watch()
@@ -189,7 +199,10 @@ def _await_end(ray: Any, coordinator: Any, watch: Callable[[], object]) -> None:
             state = "" if error is None else str(error).strip().splitlines()[0]
             if isinstance(error, ray.exceptions.ActorDiedError) and not _restarts(ray, coordinator):
                 raise RunFailed(f"The coordinator died too often ({state}): look at its log, then --resume.") from error
-            _log.warning("the coordinator died and is started again: %s", state)
+            if not warned:
+                _log.warning("the coordinator died and is started again: %s", state)
+            warned = True
+            time.sleep(POLL_S)
             result = coordinator.run.remote()
             continue
         except ray.exceptions.RayTaskError as error:

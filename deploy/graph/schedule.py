@@ -1,37 +1,23 @@
-"""Which task the next group is about: a fixed, seeded order that a restarted coordinator continues.
+"""Which task the next group is about.
 
-Invariants: the n-th group's task follows from the seed and n alone; every task comes once per round; a skipped task's
-turn goes to the next one.
+Invariants: the choice follows from the seed and from what was formed so far, so that a restarted coordinator goes on
+where the last one stopped; no target that is still open is ever more than one group ahead of another.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Schedule(Generic[T]):
-    """Rounds over the items, each round in an order of its own."""
-
-    items: tuple[T, ...]
-    seed: int = 0
-
-    def round(self, number: int) -> list[T]:
-        """The items of one round, shuffled by seed and round number."""
-        order = list(self.items)
-        random.Random(f"{self.seed}/{number}").shuffle(order)
-        return order
-
-    def choose(self, ordinal: int, skipped: Container[T] = ()) -> T | None:
-        """The item of group number `ordinal` (from 0); None when every item is skipped."""
-        if not self.items:
-            return None
-        number, position = divmod(ordinal, len(self.items))
-        order = self.round(number)
-        rotated: Sequence[T] = order[position:] + order[:position]
-        return next((item for item in rotated if item not in skipped), None)
+def next_target(open_targets: Sequence[T], formed: Mapping[T, int], seed: int) -> T | None:
+    """The target with the fewest groups, in an order drawn anew for each round; None when none is open."""
+    if not open_targets:
+        return None
+    least = min(formed.get(target, 0) for target in open_targets)
+    order = list(open_targets)
+    random.Random(f"{seed}/{least}").shuffle(order)
+    return next(target for target in order if formed.get(target, 0) == least)

@@ -92,6 +92,15 @@ class Placement:
         """Copies parameters and buffers into their arena; returns their specs by name."""
         return {name: self._write_both(value, self._state[name]) for name, value in state.items()}
 
+    def state_differs(self, name: str) -> bool:
+        """Whether an entry of the state that both sides have written differs beyond rounding."""
+        spec = native.spec_of(self._reference.state()[name], self._state[name].offset)
+        given, right = burst.view(self.parameters, spec), burst.view(self.private_parameters, spec)
+        if not right.is_floating_point():
+            return not torch.equal(given, right)
+        scale = right.double().square().mean().sqrt().item()
+        return not torch.allclose(given.double(), right.double(), rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
+
     def write_call(self, index: int, inputs: list[Any]) -> dict[str, Any]:
         """Puts one call's inputs into both input arenas and poisons its output slots; returns the call's wire form."""
         flat = flatten(inputs, native.is_tensor)
@@ -112,6 +121,14 @@ class Placement:
         spec = native.spec_of(tensor, slot.offset)
         burst.view(arena, spec).copy_(tensor)
         return spec.to_wire()
+
+    def fits(self, index: int, rows: list[dict[str, Any]]) -> bool:
+        """Whether a call's slots are large enough for what the rows describe."""
+        for row, slot in zip(rows, self._out[index], strict=True):
+            extent = native.extent_elements(tuple(row["shape"]), tuple(row["stride"]))
+            if extent * native.DTYPES[row["dtype"]].itemsize > slot.nbytes:
+                return False
+        return True
 
     def leaves(self, arena: Arena, index: int, rows: list[dict[str, Any]]) -> Leaves:
         """Tensors over one call's output slots in `arena`, as the rows describe them."""

@@ -61,6 +61,8 @@ class Reference:
         self.device = backend.device
         self.admission: Admission
         self.call_ns = 0.0
+        self.mutated: list[str] = []
+        """Entries of the state that a call changes, such as the running statistics of a normalisation."""
         self.input_bytes: list[int] = []
         self.output_bytes: list[int] = []
         self._bases: Bases | None = None
@@ -110,6 +112,8 @@ class Reference:
         if self.admission.randomness == "dropout":
             self.quieten()
         results, stamps = self._backend.run_burst(self.model, drawn)
+        self.mutated = [n for n, value in self.model.state_dict().items() if not _equal(value, self._constructed[n])]
+        self._copy_state(self._constructed)
         self.call_ns = (stamps[3] - stamps[1]) / 2
         self.output_bytes = [t.numel() * t.element_size() for t in flatten(results[0], native.is_tensor).tensors]
 
@@ -183,3 +187,7 @@ class Reference:
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by name."""
         return dict(self.model.state_dict())
+
+
+def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from socket import socket
 from typing import Any
 
+from evaluator.judgement.facts import CallResult
 from evaluator.reference.comparison import Leaves, compare_call, same_bits
 from evaluator.reference.parameters import Style
 from evaluator.reference.placement import Placement
@@ -22,7 +23,7 @@ from evaluator.reference.placement_cuda import placement_of
 from evaluator.reference.reference import Reference
 from evaluator.worker import native, wire
 from evaluator.worker.backend import Backend, create
-from evaluator.worker.phases import failure, read_text, write_text
+from evaluator.worker.phases import failure
 from evaluator.worker.tree import flatten
 from tasks.records.evaluation import Step
 from tasks.records.task import Precision
@@ -55,9 +56,9 @@ class Server:
         `fds` are the source and, where an earlier admission is `known`, its JSON.
         """
         self.backend.open()
-        self.reference = reference = Reference.load(read_text(fds[0]), precision, mode, seed, self.backend)
+        self.reference = reference = Reference.load(wire.read_text(fds[0]), precision, mode, seed, self.backend)
         self.placement = placement_of(reference, self.backend)
-        reference.admit(seed, read_text(fds[1]) if known else None)
+        reference.admit(seed, wire.read_text(fds[1]) if known else None)
         self.backend.trim()
         admission = reference.admission
         specs = {name: native.spec_of(value) for name, value in reference.state().items()}
@@ -68,13 +69,13 @@ class Server:
             "bytes_per_call": self.placement.bytes_per_call, "call_ms": reference.call_ns / 1e6,
             "leaves": len(reference.input_bytes) + len(reference.output_bytes), "kinds": list(admission.domain.kinds),
             "degenerate": admission.degenerate, "passed": list(admission.passed), "randomness": admission.randomness,
-            "repeats": admission.repeats, "poison_shows": admission.poison_shows,
+            "repeats": admission.repeats, "poison_shows": admission.poison_shows, "mutated": reference.mutated,
             "free_bytes": self.backend.memory()[0], "shares_snapshots": self.backend.shares_snapshots,
         }  # fmt: skip
 
     def admission(self, fds: list[int]) -> Answer:
         """What the admission found, as JSON, for another server of the same task."""
-        write_text(fds[0], self.reference.admission.model_dump_json())
+        wire.write_text(fds[0], self.reference.admission.model_dump_json())
         return {"op": "admission"}
 
     def place(self, slots: int, seed: int) -> Answer:
@@ -136,6 +137,13 @@ class Server:
             if outputs is None:
                 verdicts.append(None)
                 continue
+            if not outputs:
+                kind, seed = draw["kind"], int(draw["seed"])
+                lost = CallResult(
+                    kind=kind, step=step, reloaded=reloaded, seed=seed, aspects=("unwritten",), loose_ok=False
+                )
+                verdicts.append(lost.model_dump(mode="json"))
+                continue
             budget = self.reference.budget(draw["kind"], constructed=constructed)
             result = compare_call(
                 outputs, right, budget, earlier=self._earlier(index),
@@ -146,8 +154,12 @@ class Server:
         self._compared += len(self._draws)
         return {
             "op": "compared", "calls": verdicts, "inputs_changed": place.changed_inputs(len(self._draws)),
-            "guards_broken": place.broken_guards(), "buffers_wrong": [],
+            "guards_broken": place.broken_guards(),
         }  # fmt: skip
+
+    def buffers(self, names: list[str]) -> Answer:
+        """Which of the buffers that both sides have written differ beyond rounding."""
+        return {"op": "buffered", "wrong": [name for name in names if self.placement.state_differs(name)]}
 
     def late(self) -> Answer:
         """How many results in the output arena differ from the last snapshot."""
@@ -159,11 +171,14 @@ class Server:
         place.take_snapshot(2)
         right = [place.leaves(place.expected, i, expected) for i in (0, 1)]
         given = [self._comparable(i, leaves, right[i]) for i in (0, 1)]
-        same = given[0] is not None and given[1] is not None and same_bits(given[0], given[1])
+        same = bool(given[0] and given[1]) and same_bits(given[0] or [], given[1] or [])
         return {"op": "related", "candidate": same, "reference": same_bits(right[0], right[1])}
 
     def _comparable(self, index: int, leaves: list[Row], expected: Leaves) -> Leaves | None:
-        """The snapshot's tensors, or None where paths, shapes or kinds of dtype are not the reference's."""
+        """The snapshot's tensors; None where paths, shapes or kinds of dtype are not the reference's.
+
+        Nothing at all where a wider dtype did not fit into its slot, so that nothing was delivered.
+        """
         if [leaf["path"] for leaf in leaves] != [path for path, _ in expected]:
             return None
         for leaf, (_, tensor) in zip(leaves, expected, strict=True):
@@ -175,7 +190,9 @@ class Server:
                 return None
             if len(stride) != len(shape) or not native.dense(shape, stride):
                 return None
-        return self.placement.leaves(self.placement.snapshot, index, leaves)
+        return (
+            self.placement.leaves(self.placement.snapshot, index, leaves) if self.placement.fits(index, leaves) else []
+        )
 
     def _earlier(self, index: int) -> Iterator[Leaves]:
         """Right answers of earlier calls, made again when they are needed.
@@ -197,8 +214,8 @@ class Server:
 
 
 OPERATIONS = (
-    "open", "admission", "bases", "place", "parameters", "forget", "draw", "collect", "compare", "late", "relate",
-    "health",
+    "open", "admission", "bases", "place", "parameters", "forget", "draw", "collect", "compare", "buffers", "late",
+    "relate", "health",
 )  # fmt: skip
 
 

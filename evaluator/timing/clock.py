@@ -1,7 +1,7 @@
-"""Two clocks: the arm's native timer, precise but forgeable, and the judge's span, which is neither.
+"""Two clocks: the arm's native timer, precise but forgeable, and the judge's own, which the arm cannot shorten.
 
-A turn's span is its native burst plus what both arms pay alike: waking, reading the request, delivering the results,
-stopping. Times are nanoseconds; pure.
+What the judge sees of a turn is its native burst plus what both arms pay alike: waking, reading the request, delivering
+the results, stopping. Times are nanoseconds; pure.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from evaluator.timing.statistics import Order, Pair
 
 TARGET_NS = 8e6
 """Length of a burst, so that waking and stopping stay small beside it."""
-MAX_SLOTS = 64
-MAX_DEVICE_SLOTS = 16
+MAX_SLOTS = 16
 LONG_CALL_MS = 2.0
 """A longer call's burst on an accelerator is two calls."""
 STOLEN_SHARE = 0.05
@@ -46,6 +45,20 @@ class ArmTurn:
         """The calls after the first; all of a turn of one call."""
         return self.stamps_ns[-1] - self.stamps_ns[1 if self.calls > 1 else 0]
 
+    def shown_ns(self, cores: int) -> float:
+        """What the judge's own clock shows of the turn, which the arm cannot shorten.
+
+        On one core that is the processor time that the kernel counted for all of the arm's threads: it holds every
+        piece of work, and neither the judge's own delays nor others' work. On several it is the span without the time
+        that others took. On none, where the work is an accelerator's and no account of the processor's holds it, it
+        is the whole span: an arm whose threads wait for each other would shorten anything else.
+        """
+        if cores == 0:
+            return float(self.span_ns)
+        if cores == 1:
+            return float(self.ran_ns)
+        return float(self.span_ns - max(0, min(self.waited_ns, self.span_ns - self.ran_ns)))
+
     @property
     def possible(self) -> bool:
         """Whether the readings grow and fit into the span."""
@@ -53,7 +66,9 @@ class ArmTurn:
         return all(before < after for before, after in steps) and self.burst_ns <= self.span_ns
 
 
-def pair_of(reference: ArmTurn, candidate: ArmTurn, placement: int, order: Order, *, spoiled: str = "") -> Pair:
+def pair_of(
+    reference: ArmTurn, candidate: ArmTurn, placement: int, order: Order, *, cores: int = 1, spoiled: str = ""
+) -> Pair:
     """The two turns as the statistics take them.
 
     A candidate whose readings are impossible is passed on as such: with times that are no times.
@@ -62,8 +77,8 @@ def pair_of(reference: ArmTurn, candidate: ArmTurn, placement: int, order: Order
     return Pair(
         placement=placement, order=order, calls=max(1, reference.calls - 1), reference_ns=reference.counted_ns,
         candidate_ns=candidate.counted_ns if believed else math.nan, reference_burst_ns=reference.burst_ns,
-        candidate_burst_ns=candidate.burst_ns if believed else math.nan, reference_span_ns=reference.span_ns,
-        candidate_span_ns=candidate.span_ns, spoiled=spoiled if believed else "",
+        candidate_burst_ns=candidate.burst_ns if believed else math.nan, reference_span_ns=reference.shown_ns(cores),
+        candidate_span_ns=candidate.shown_ns(cores), spoiled=spoiled if believed else "",
     )  # fmt: skip
 
 
@@ -115,7 +130,7 @@ def slots_on_device(bytes_per_call: int, leaves: int, free_bytes: int, call_ms: 
         return 0
     if call_ms > LONG_CALL_MS:
         return 2
-    wanted = min(MAX_DEVICE_SLOTS, 256 // max(1, leaves), max(2, (2 << 30) // each))
+    wanted = min(MAX_SLOTS, 256 // max(1, leaves), max(2, (2 << 30) // each))
     return int(max(2, min(wanted, free_bytes // 2 // each)))
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from evaluator.device import host_memory
 from evaluator.worker import burst
 from evaluator.worker.arena import Arena
 
@@ -84,12 +85,7 @@ class CpuBackend:
         """The C allocator keeps what it has, for both arms alike."""
 
     def memory(self) -> tuple[int, int]:
-        found = {}
-        with open("/proc/meminfo") as file:
-            for line in file:
-                name, value = line.split(":")
-                found[name] = int(value.split()[0]) * 1024
-        return found.get("MemAvailable", 0), found.get("MemTotal", 0)
+        return host_memory()
 
 
 def create(runtime: str) -> Backend:

@@ -23,6 +23,8 @@ from evaluator.worker.tree import TensorSpec, unflatten
 
 _TEXT_LIMIT = 4000
 _FILE = "candidate.py"
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+_FORGOTTEN = frozenset(("evaluator", "tasks", "__main__", "__mp_main__"))
 
 Answer = dict[str, Any]
 
@@ -52,7 +54,7 @@ class Worker:
 
     def load(self, class_name: str, fds: list[int]) -> Answer:
         """Runs the source as a module; answers whether it defines the class that was asked for."""
-        text = read_text(fds[0])
+        text = wire.read_text(fds[0])
         module = types.ModuleType("candidate")
         module.__file__ = _path()
         sys.modules["candidate"] = module
@@ -90,6 +92,17 @@ class Worker:
         state = {name: burst.view(self._parameters, TensorSpec.from_wire(spec)) for name, spec in entries.items()}
         missing, unexpected = self._model.load_state_dict(state, strict=False)
         return {"op": "took", "missing": [str(name) for name in missing], "unexpected": [str(n) for n in unexpected]}
+
+    def state(self, entries: dict[str, Any]) -> Answer:
+        """Writes entries of the model's state to their places in the parameter arena; answers those it has not."""
+        state, missing = torch.nn.Module.state_dict(self._model), []
+        for name, wired in entries.items():
+            value, spec = state.get(name), TensorSpec.from_wire(wired)
+            if value is None or native.spec_of(value).dtype != spec.dtype or tuple(value.shape) != spec.shape:
+                missing.append(name)
+            else:
+                burst.view(self._parameters, spec).copy_(value)
+        return {"op": "wrote", "missing": missing}
 
     def run(self, calls: list[dict[str, Any]], hold: bool, each: bool) -> Answer:
         """One burst: K calls, then delivery of every result.
@@ -154,7 +167,9 @@ class Worker:
         return {"op": "sealed"}
 
 
-OPERATIONS = ("open", "load", "construct", "map", "parameters", "run", "redeliver", "trace", "inspect", "seal")
+OPERATIONS = (
+    "open", "load", "construct", "map", "parameters", "state", "run", "redeliver", "trace", "inspect", "seal",
+)  # fmt: skip
 
 
 def _path() -> str:
@@ -173,14 +188,14 @@ def _entry(value: torch.Tensor) -> dict[str, Any]:
     return {"dtype": spec.dtype, "shape": list(spec.shape)}
 
 
-def work(channel: socket, settings: dict[str, Any]) -> None:
-    """Serves the judge's requests until it closes the channel."""
+def work(channel: socket, runtime: str) -> None:
+    """Serves the judge's requests until it closes the channel, on the device that `runtime` names."""
     shim.install(_asking(channel))
-    device = backend.create(str(settings.get("runtime", "")))
+    device = backend.create(runtime)
     worker = Worker(device)
     handlers: dict[str, Callable[..., Answer]] = {name: getattr(worker, name) for name in OPERATIONS}
     send, receive = wire.send, wire.receive_trusted
-    forget_project(str(settings.get("root", "")))
+    forget_project()
     while True:
         try:
             request, descriptors = receive(channel)
@@ -218,13 +233,12 @@ def _asking(channel: socket) -> shim.Ask:
     return ask
 
 
-def forget_project(root: str) -> None:
-    """Takes the project off the import path and out of the module table."""
-    sys.path[:] = [entry for entry in sys.path if entry and os.path.realpath(entry) != root]
+def forget_project() -> None:
+    """Takes the project, and the folder that the zygote was started in, off the import path and the module table."""
+    own = {"", "/", _ROOT}
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) not in own and entry not in own]
     os.environ.pop("PYTHONPATH", None)
-    for name in [
-        name for name in sys.modules if name.split(".")[0] in ("evaluator", "tasks", "__main__", "__mp_main__")
-    ]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in _FORGOTTEN]:
         del sys.modules[name]
     sys.modules["__main__"] = types.ModuleType("__main__")
 
@@ -248,18 +262,3 @@ def failure(stage: str, error: BaseException) -> dict[str, Any]:
         kind, text = shim.CompileError.__name__, said[:_TEXT_LIMIT]
     text = text.encode("utf-8", "replace").decode()
     return {"op": "failed", "stage": stage, "kind": kind, "text": text, "line": line}
-
-
-def read_text(descriptor: int) -> str:
-    """All text of a file descriptor, which stays open."""
-    data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-    return data.decode()
-
-
-def write_text(descriptor: int, text: str) -> None:
-    """Replaces what a memory file holds."""
-    os.ftruncate(descriptor, 0)
-    data = text.encode()
-    written = 0
-    while written < len(data):
-        written += os.pwrite(descriptor, data[written:], written)

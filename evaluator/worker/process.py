@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -37,6 +38,7 @@ _KEPT_VARIABLES = (
 
 
 _PREFERRED = -19
+_CPUCLOCK_SCHED = 2
 
 
 class ProcessLost(RuntimeError):
@@ -51,6 +53,8 @@ class Child:
         self.pid = pid
         self.group = group
         self._status = status
+        self.scratch = ""
+        """Folder to remove with the process; most workers have theirs in memory and leave nothing."""
         self.exit_code: int | None = None
         self.closed = False
 
@@ -65,6 +69,13 @@ class Child:
             if time.monotonic() > deadline:
                 raise ProcessLost(f"process {self.pid} could not be stopped")
         return time.perf_counter_ns()
+
+    def alive(self) -> bool:
+        """Whether the process is there and no zombie."""
+        try:
+            return _state(f"/proc/{self.pid}/stat") not in "ZX"
+        except OSError:
+            return False
 
     def resume(self) -> None:
         """Lets the group go on."""
@@ -89,13 +100,16 @@ class Child:
         return 0
 
     def cpu_ns(self) -> tuple[int, int]:
-        """Time that all living threads ran, and that they waited for a processor; zeros when the process is gone."""
+        """Processor time of all threads, ended ones too, and time that living ones waited for a processor.
+
+        Both by the kernel's accounts; zeros when the process is gone.
+        """
         ran = waited = 0
         with contextlib.suppress(OSError, ValueError, IndexError):
+            ran = time.clock_gettime_ns((~self.pid << 3) | _CPUCLOCK_SCHED)  # what clock_getcpuclockid(3) makes
             for thread in os.listdir(f"/proc/{self.pid}/task"):
                 with open(f"/proc/{self.pid}/task/{thread}/schedstat") as file:
-                    fields = file.read().split()
-                ran, waited = ran + int(fields[0]), waited + int(fields[1])
+                    waited += int(file.read().split()[1])
         return ran, waited
 
     def prefer(self, preferred: bool) -> None:
@@ -138,6 +152,8 @@ class Child:
             if end is not None:
                 _drain(end)
                 end.close()
+        if self.scratch:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -145,14 +161,19 @@ class Child:
 
 
 class Zygote:
-    """Starts the zygote and forks children from it."""
+    """Starts the zygote and forks children from it.
+
+    It inherits `lock_descriptor`, so that a lock held through it is free only when it is gone, and removes the folder
+    `scratch` when it ends.
+    """
 
     def __init__(
         self, *, threads: int = 1, lock_descriptor: int = -1, environment: Mapping[str, str] | None = None,
-        modules: Sequence[str] = (),
+        modules: Sequence[str] = (), scratch: str = "",
     ) -> None:  # fmt: skip
         self._threads = threads
         self._lock = lock_descriptor
+        self._scratch = scratch
         self._environment = dict(environment or {})
         self._modules = list(modules)
         self._control: socket.socket | None = None
@@ -169,7 +190,8 @@ class Zygote:
         )  # fmt: skip
         theirs.close()
         self._control = ours
-        wire.send(ours, {"op": "start", "threads": self._threads, "modules": self._modules})
+        settings = {"threads": self._threads, "modules": self._modules, "scratch": self._scratch}
+        wire.send(ours, {"op": "start", **settings})
         self.pid = int(self._ask(timeout_s)["pid"])
 
     def _variables(self) -> dict[str, str]:
@@ -187,7 +209,7 @@ class Zygote:
         """Forks a sandboxed worker; its first packet (`ready` with the layers, or `failed`) is on its channel."""
         channel, theirs = wire.pair()
         status, reporter = wire.pair()
-        request = {"op": "fork", "role": "worker", "sandbox": asdict(plan), "root": str(ROOT), **(settings or {})}
+        request = {"op": "fork", "role": "worker", "sandbox": asdict(plan), **(settings or {})}
         group = self._fork(request, [theirs, reporter], timeout_s)
         try:
             born = wire.receive(status, timeout_s)
@@ -195,7 +217,9 @@ class Zygote:
             raise ProcessLost("the worker could not be forked") from error
         if born.get("op") != "born":
             raise ProcessLost(f"the worker could not be forked: {born.get('text', '')}")
-        return Child(channel, int(born["pid"]), group, status)
+        child = Child(channel, int(born["pid"]), group, status)
+        child.scratch = plan.fallback_scratch
+        return child
 
     def spawn_reference(self, settings: dict[str, Any] | None = None, timeout_s: float = 10.0) -> Child:
         """Forks a reference server."""
@@ -231,7 +255,12 @@ class Zygote:
 
     def alive(self) -> bool:
         """Whether the zygote still runs."""
-        return self._owned is not None and self._owned.poll() is None
+        if self._owned is None or self._owned.poll() is not None:
+            return False
+        try:
+            return _state(f"/proc/{self.pid}/stat") not in "ZX"
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Ends the zygote and with it every child. Safe to call twice."""

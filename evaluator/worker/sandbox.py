@@ -14,6 +14,7 @@ import os
 import resource
 import site
 import sys
+import tempfile
 from dataclasses import dataclass
 
 from evaluator.worker import syscalls
@@ -49,7 +50,7 @@ class SandboxPlan:
     layers: tuple[str, ...] = LAYERS
     """Layers to try; tests and hosts without them switch some off."""
     fallback_scratch: str = ""
-    """A folder of the judge's for machines without mount namespaces."""
+    """A folder that does not exist yet, made on machines without mount namespaces; the judge removes it."""
 
 
 def enter_namespaces(wanted: tuple[str, ...]) -> list[str]:
@@ -87,11 +88,21 @@ _PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__fi
 
 
 def interpreter_trees() -> tuple[str, ...]:
-    """Folders that Python and its compiled libraries are read from."""
+    """Folders that Python and its compiled libraries are read from.
+
+    Those of the import path are among them, but for the project and every folder that holds it or the user's home,
+    such as the `/` that the zygote is started in.
+    """
     trees = {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), *site.getsitepackages()}
     trees |= {os.path.dirname(os.path.realpath(sys.executable))}
-    trees |= {entry for entry in sys.path if os.path.isabs(entry) and os.path.realpath(entry) != _PROJECT}
+    trees |= {entry for entry in sys.path if os.path.isabs(entry) and not _holds_private(entry)}
     return tuple(sorted(os.path.realpath(tree) for tree in trees if os.path.isdir(tree)))
+
+
+def _holds_private(folder: str) -> bool:
+    private = (_PROJECT, os.path.realpath(os.path.expanduser("~")))
+    inside = os.path.join(os.path.realpath(folder), "")
+    return any(os.path.join(place, "").startswith(inside) for place in private)
 
 
 SYSTEM_TREES = (
@@ -135,9 +146,8 @@ def _tmpfs(target: str, size_mib: int) -> None:
 def _plain_scratch(plan: SandboxPlan) -> str:
     if not plan.fallback_scratch:
         raise OSError("no mount namespace and no fallback folder for the worker's files")
-    folder = os.path.join(plan.fallback_scratch, f"w{os.getpid()}")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    return folder
+    os.makedirs(plan.fallback_scratch, mode=0o700)
+    return plan.fallback_scratch
 
 
 def isolate(plan: SandboxPlan, entered: list[str], keep: set[int]) -> list[str]:
@@ -189,6 +199,7 @@ def _private_environment(scratch: str) -> None:
     os.makedirs(work, mode=0o700, exist_ok=True)
     os.chdir(work)
     os.environ.update(HOME=scratch, TMPDIR=scratch)
+    tempfile.tempdir = None  # the zygote may have asked for it already
     for name, folder in (
         ("TORCH_EXTENSIONS_DIR", "extensions"), ("TRITON_CACHE_DIR", "triton"), ("XDG_CACHE_HOME", "cache"),
     ):  # fmt: skip

@@ -70,6 +70,11 @@ class Took(Answer):
     unexpected: Annotated[list[Short], Field(max_length=4096)]
 
 
+class Wrote(Answer):
+    op: Literal["wrote"]
+    missing: Annotated[list[Short], Field(max_length=4096)]
+
+
 class Leaf(Answer):
     """One tensor of a result; the fields of `judgement.facts.LeafFacts`."""
 
@@ -131,7 +136,19 @@ class Sealed(Answer):
 
 
 AnyAnswer = Annotated[
-    Failed | Ready | Opened | Loaded | Constructed | Mapped | Took | Ran | Redelivered | Traced | Inspected | Sealed,
+    Failed
+    | Ready
+    | Opened
+    | Loaded
+    | Constructed
+    | Mapped
+    | Took
+    | Wrote
+    | Ran
+    | Redelivered
+    | Traced
+    | Inspected
+    | Sealed,
     Field(discriminator="op"),
 ]
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(AnyAnswer)

@@ -15,6 +15,7 @@ import time
 import timeit
 import types
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,8 +35,9 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 Snapshot = dict[str, dict[str, Any]]
 
 
+@cache
 def functions() -> Snapshot:
-    """The callables of the watched modules and classes, by name."""
+    """The callables of the watched modules and classes, by name; read once, by the zygote, before any worker."""
     return {place: _callables(owner) for place, owner in _WATCHED.items()}
 
 

@@ -104,3 +104,18 @@ def _parsed(data: bytes) -> Message:
     if not isinstance(message, dict):
         raise WireForged("packet is not an object")
     return message
+
+
+def read_text(descriptor: int) -> str:
+    """All text of a file descriptor, which stays open."""
+    data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    return data.decode()
+
+
+def write_text(descriptor: int, text: str) -> None:
+    """Replaces what a memory file holds."""
+    os.ftruncate(descriptor, 0)
+    data = text.encode()
+    written = 0
+    while written < len(data):
+        written += os.pwrite(descriptor, data[written:], written)

@@ -18,17 +18,15 @@ import gc
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from evaluator.worker import phases, sandbox, syscalls, wire
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-Role = Callable[[socket.socket, dict[str, Any]], None]
 
 
 def main() -> None:
@@ -37,6 +35,7 @@ def main() -> None:
     settings, _ = wire.receive_trusted(control)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps; the judge learns of deaths from its own sockets
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # also workers whose intermediary was killed before them
     _import_everything(settings)
     gc.collect()
     gc.freeze()
@@ -45,6 +44,8 @@ def main() -> None:
         try:
             request, descriptors = wire.receive_trusted(control)
         except wire.WireClosed:
+            if settings["scratch"]:
+                shutil.rmtree(settings["scratch"], ignore_errors=True)
             return
         try:
             pid = _fork(control, request, descriptors)
@@ -63,11 +64,12 @@ def _import_everything(settings: dict[str, Any]) -> None:
 
     _import_extensions()
     from evaluator.reference import server  # noqa: F401
-    from evaluator.worker import confine  # noqa: F401
+    from evaluator.worker import backend_cuda, confine, tripwire  # noqa: F401
 
     for name in settings.get("modules", ()):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    tripwire.functions()
     keep_freed_memory()
     torch.set_num_threads(int(settings.get("threads", 1)))
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -162,7 +164,7 @@ def _intermediary(request: dict[str, Any], channel: int, status: int) -> int:
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
             if _hung_up(life_read):
                 os._exit(71)
-            code = _worker(request, plan, entered, channel)
+            code = _worker(plan, entered, channel, str(request.get("runtime", "")))
         finally:
             os._exit(code)
     wire.send(report, {"op": "born", "pid": worker})
@@ -172,7 +174,7 @@ def _intermediary(request: dict[str, Any], channel: int, status: int) -> int:
     return 0
 
 
-def _worker(request: dict[str, Any], plan: sandbox.SandboxPlan, entered: list[str], channel: int) -> int:
+def _worker(plan: sandbox.SandboxPlan, entered: list[str], channel: int, runtime: str) -> int:
     end = socket.socket(fileno=channel)
     try:
         layers = sandbox.isolate(plan, entered, {channel})
@@ -180,7 +182,7 @@ def _worker(request: dict[str, Any], plan: sandbox.SandboxPlan, entered: list[st
         wire.send(end, {"op": "failed", "stage": "sandbox", "text": str(error)})
         return 1
     wire.send(end, {"op": "ready", "layers": layers})
-    phases.work(end, request)
+    phases.work(end, runtime)
     return 0
 
 

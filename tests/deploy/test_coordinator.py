@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deploy.graph.coordinator import Coordinator
 from deploy.graph.events import CoordinatorStarted, GroupFormed, RunClosed
-from deploy.graph.handles import NothingToDo, WaitedTooLong
+from deploy.graph.handles import LearnerLost, NothingToDo, WaitedTooLong, WorkerLost
 from deploy.graph.plan import RunPlan
 from deploy.graph.state import RunState
 
@@ -97,6 +97,15 @@ def test_a_wait_names_what_it_waited_for(World: type[Any]) -> None:
 
     with pytest.raises(WaitedTooLong, match=r"Waited 0.05 s for the store to append.*cluster.store_timeout_s"):
         run(Deaf(), replace(PLAN, store_timeout_s=0.05))
+
+
+def test_a_learner_that_dies_over_one_step_ends_the_run_with_the_probable_cause(World: type[Any]) -> None:
+    class Doomed(World):  # type: ignore[misc, valid-type]
+        def complete(self) -> list[str]:
+            raise WorkerLost("the learner died")
+
+    with pytest.raises(LearnerLost, match=r"died 4 times over one step.*row_tokens"):
+        run(Doomed())
 
 
 def test_stop_cancels_in_the_ledger_and_closes(World: type[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Bench:
 
     def fresh(self) -> Recorder:
         tools = Tools(self.build_prompt, lambda task: SEEDS, self.evaluate)
-        return Recorder(self.run, self.store, {TASK.id: TASK}, tools, Rules(protocol="sequential"))
+        return Recorder(self.run, self.store, {TASK.id: TASK}, tools, Rules(protocol="sequential", keep_samples=True))
 
     def build_prompt(self, task: Task, exemplars: Any, group: Group) -> Prompt:
         return Prompt(
@@ -91,6 +92,10 @@ def test_one_group_by_hand(bench: Bench) -> None:
     assert (unreadable.outcome, unreadable.reason) == ("rejected", "contract")
     assert bench.evaluated == ["seed = 1", "seed = 2", "fresh = 1"]
     assert (bench.run.path / new.file).read_text() == "fresh = 1"
+    kept = [json.loads(line) for line in (bench.run.path / "samples.jsonl").read_text().splitlines()]
+    assert [(line["text"], line["outcome"], line["copy"]) for line in kept] == [
+        ("seed = 2  # mine", "accepted", True), ("fresh = 1", "accepted", False), ("? sorry", "rejected", False),
+    ]  # fmt: skip
     assert len(bench.store.top(TASK.content_hash, "cpu", 9)) == 3
     stream = RunStream(bench.store, "r1")
     stream.fence("learner")
@@ -159,6 +164,15 @@ def test_a_confirmation_measures_the_file_by_the_full_protocol(bench: Bench) -> 
     confirmed = asyncio.run(go())
     assert (confirmed.outcome, confirmed.ci_low) == ("accepted", 1.4)
     assert bench.evaluated == ["fresh = 1", "fresh = 1"]
+
+
+def test_a_seed_that_is_unscored_is_tried_once_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.recorder, "_tools", Tools(
+        bench.build_prompt, lambda task: (Seed("one", "slow", "lost"),), bench.evaluate
+    ))  # fmt: skip
+    [event] = asyncio.run(bench.recorder.seed(TASK.id, "cpu"))
+    assert event.outcome == "unscored"
+    assert bench.evaluated == ["lost", "lost"]
 
 
 def test_one_seed_of_each_speed(bench: Bench) -> None:

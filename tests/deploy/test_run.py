@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 
 from deploy.config import Config, load_config
 from deploy.folder import RunFolder
-from deploy.graph.events import CoordinatorStarted, Event, GroupFormed, SampleLeft, StepLearned
+from deploy.graph.events import CoordinatorStarted, Event, GroupFormed, SampleLeft, StepLearned, event_from_dict
 from deploy.graph.ledger import Ledger
 from deploy.graph.recorder import Seed, Tools
 from deploy.graph.run import Setting, Workers, execute
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.heavy
 TASKS = [Task(id=f"file:{name}", source=f"class Model: {name} = 1") for name in ("a", "b")]
 SETTINGS = [
     "--evaluator.pool.H100", "0", "--evaluator.pool.cpu", "1", "--evaluator.protocol", "sequential",
-    "--learner.steps", "3", "--learner.grpo.groups_per_step", "2",
+    "--learner.steps", "2", "--learner.grpo.groups_per_step", "2",
     "--rollout.staleness.max_staleness", "0", "--rollout.sampling.group_size", "3", "--cluster.take_turns", "true",
     "--cluster.generator_gpus", "0", "--cluster.learner_gpus", "0", "--cluster.generator_cpus", "0.1",
     "--cluster.learner_cpus", "0.1", "--cluster.evaluator_cpus", "0.1", "--cluster.attempts", "5",
@@ -170,10 +171,27 @@ def _by_value() -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def run(folder: Path, act: Callable[[RunFolder, list[Event]], None] = lambda run, events: None) -> RunState:
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster for the tests that need no cluster of their own; each run joins and leaves it."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    yield cluster.address
+    cluster.shutdown()
+
+
+def id_of(folder: Path) -> str:
+    """A run id of this test's own: runs on one cluster may not share one."""
+    return f"r-{zlib.crc32(str(folder).encode()):08x}"
+
+
+def run(
+    folder: Path, address: str = "", act: Callable[[RunFolder, list[Event]], None] = lambda run, events: None
+) -> RunState:
     """A whole run; `act` sees the run's new events about once a second."""
-    config: Config = load_config("cluster", SETTINGS)
-    run_folder = RunFolder(folder / "r1").create()
+    config: Config = load_config("cluster", [*SETTINGS, "--cluster.address", address])
+    run_folder = RunFolder(folder / id_of(folder)).create()
     followers: list[Follower] = []
 
     def follow(plan: Any, read: Any) -> Callable[[], object]:
@@ -193,24 +211,24 @@ def run(folder: Path, act: Callable[[RunFolder, list[Event]], None] = lambda run
 
 
 def check(state: RunState) -> None:
-    """3 steps of 2 groups of 3 samples, both ledgers balanced."""
+    """2 steps of 2 groups of 3 samples, both ledgers balanced."""
     state.ledger.check()
     assert state.closed == "finished"
-    assert state.step == 3
-    assert state.ledger.groups.counts()["trained"] == 6
+    assert state.step == 2
+    assert state.ledger.groups.counts()["trained"] == 4
     assert state.ledger.samples.counts()["in_flight"] == 0
 
 
-def test_a_run_to_the_end(tmp_path: Path) -> None:
-    state = run(tmp_path)
+def test_a_run_to_the_end(tmp_path: Path, address: str) -> None:
+    state = run(tmp_path, address)
     check(state)
-    assert state.ledger.samples.counts()["accepted"] == 18
+    assert state.ledger.samples.counts()["accepted"] == 12
     assert len(state.confirmed) == 2
-    assert sorted((tmp_path / "r1" / "kernels").rglob("*.py"))
+    assert sorted((tmp_path / id_of(tmp_path) / "kernels").rglob("*.py"))
 
 
 @pytest.mark.parametrize("role", ["generator", "evaluator", "learner", "coordinator", "recorder"])
-def test_a_run_goes_on_after_kill_9(tmp_path: Path, role: str) -> None:
+def test_a_run_goes_on_after_kill_9(tmp_path: Path, address: str, role: str) -> None:
     """The role's process is killed once while it works; the run ends as if nothing had happened, and no process
     is left."""
     killed: list[int] = []
@@ -226,7 +244,7 @@ def test_a_run_goes_on_after_kill_9(tmp_path: Path, role: str) -> None:
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
 
-    state = run(tmp_path, act)
+    state = run(tmp_path, address, act)
     assert killed, "the role was never killed: the test proves nothing"
     check(state)
     for pid in killed:
@@ -294,7 +312,7 @@ def test_a_killed_command_leaves_nothing_and_is_resumed(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(project_root()), "KONTRAST_TEST_MARK": mark}
     log = (tmp_path / "log").open("w")
     command = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log)
-    events = tmp_path / "r1" / "events.jsonl"
+    events = tmp_path / id_of(tmp_path) / "events.jsonl"
     deadline = time.monotonic() + 90
     while not (events.is_file() and "sample_left" in events.read_text()):
         assert command.poll() is None, (tmp_path / "log").read_text()
@@ -313,12 +331,9 @@ def test_a_killed_command_leaves_nothing_and_is_resumed(tmp_path: Path) -> None:
     assert len(events.read_text().splitlines()) > before
 
 
-def test_a_second_coordinator_replays(tmp_path: Path) -> None:
-    """After a run, its stored events alone give the same ledgers."""
-    state = run(tmp_path)
-    with ExemplarStore.connect(tmp_path / "r1" / "store") as store:
-        from deploy.graph.events import event_from_dict
-
-        events = [event_from_dict(value) for value in RunStream(store, "r1").events()]
+def test_the_stored_events_alone_give_the_same_ledgers(tmp_path: Path, address: str) -> None:
+    state = run(tmp_path, address)
+    with ExemplarStore.connect(tmp_path / id_of(tmp_path) / "store") as store:
+        events = [event_from_dict(value) for value in RunStream(store, id_of(tmp_path)).events()]
     assert Ledger.replay(events).samples.counts() == state.ledger.samples.counts()
     assert sum(isinstance(event, CoordinatorStarted) for event in events) == 1

@@ -69,6 +69,15 @@ def _assert_as_declared(case: dict[str, Any], found: Evaluation) -> None:
         assert found.measurement.ci_low <= case["ci_low_max"], seen
 
 
+def _assert_still_works(evaluator: Evaluator, folder: Path) -> None:
+    """After a case that may disturb the evaluator itself: the reference as its own candidate is accepted."""
+    source = (folder / "task.py").read_text()
+    found = evaluator.evaluate(
+        Task(id="file:case", source=source), Candidate(source=source.replace("Model", "ModelNew"))
+    )
+    assert found.outcome == "accepted", found.message
+
+
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_one_case_of_each_family(evaluator: Evaluator, shared_dir: Path, name: str) -> None:
     _assert_as_declared(*_evaluate(evaluator, shared_dir / "cases" / "redteam" / name))
@@ -77,4 +86,13 @@ def test_one_case_of_each_family(evaluator: Evaluator, shared_dir: Path, name: s
 @pytest.mark.redteam
 @pytest.mark.parametrize("name", _cpu_cases() or ["(none at hand)"])
 def test_every_case_gets_its_declared_verdict(evaluator: Evaluator, shared_dir: Path, name: str) -> None:
-    _assert_as_declared(*_evaluate(evaluator, shared_dir / "cases" / "redteam" / name))
+    folder = shared_dir / "cases" / "redteam" / name
+    case, found = _evaluate(evaluator, folder)
+    _assert_as_declared(case, found)
+    if case.get("dangerous"):
+        _assert_still_works(evaluator, folder)
+
+
+def test_the_evaluator_never_reads_an_expectation() -> None:
+    for path in (Path(__file__).resolve().parents[2] / "evaluator").rglob("*.py"):
+        assert "case.json" not in path.read_text(), path

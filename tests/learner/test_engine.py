@@ -123,7 +123,7 @@ def test_bf16_with_an_adapter_steps_under_every_stage_that_has_masters(tiny_mode
         torch.testing.assert_close(torch.tensor(other), torch.tensor(norms[0]), rtol=0.1, atol=1e-3)
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_two_ranks_give_the_same_step_as_one(
     tiny_model: Path, whole: dict[str, Any], stage: int, free_port: int
 ) -> None:

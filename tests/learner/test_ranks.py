@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = """
