@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.worker import wire
-from evaluator.worker.sandbox import SandboxPlan
+from evaluator.worker.sandbox import SandboxPlan, import_path
 from tasks.lifeline import Owned, spawn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,10 +197,8 @@ class Zygote:
     def _variables(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         one = str(self._threads)
-        given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-        path = os.pathsep.join(dict.fromkeys([str(ROOT), *given]))
         return {
-            **kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": one,
+            **kept, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": one,
             "MKL_NUM_THREADS": one, "OPENBLAS_NUM_THREADS": one, "OMP_WAIT_POLICY": "PASSIVE",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "USER": "worker", "LOGNAME": "worker", **self._environment,
         }  # fmt: skip

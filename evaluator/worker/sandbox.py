@@ -95,14 +95,33 @@ def interpreter_trees() -> tuple[str, ...]:
     """
     trees = {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), *site.getsitepackages()}
     trees |= {os.path.dirname(os.path.realpath(sys.executable))}
-    trees |= {entry for entry in sys.path if os.path.isabs(entry) and not _holds_private(entry)}
+    trees |= {entry for entry in sys.path if os.path.isabs(entry) and not holds_private(entry)}
     return tuple(sorted(os.path.realpath(tree) for tree in trees if os.path.isdir(tree)))
 
 
-def _holds_private(folder: str) -> bool:
+def holds_private(folder: str) -> bool:
+    """Whether the project or the user's home lies in the folder, so that no worker may read all of it."""
     private = (_PROJECT, os.path.realpath(os.path.expanduser("~")))
     inside = os.path.join(os.path.realpath(folder), "")
     return any(os.path.join(place, "").startswith(inside) for place in private)
+
+
+def import_path() -> str:
+    """PYTHONPATH for a process of the project: its folder, then whatever this process finds installed packages by.
+
+    Those are the entries of PYTHONPATH and the folders that packages were installed to beside the interpreter's own.
+    Other entries of the import path, such as a script's folder, are left out: candidates may read what is in it.
+    """
+    given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    own = {os.path.realpath(folder) for folder in site.getsitepackages()}
+    installed = [e for e in sys.path if os.path.isabs(e) and os.path.realpath(e) not in own and _has_packages(e)]
+    return os.pathsep.join(dict.fromkeys([_PROJECT, *given, *installed]))
+
+
+def _has_packages(folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    return False
 
 
 SYSTEM_TREES = (

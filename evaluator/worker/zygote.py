@@ -26,6 +26,8 @@ from typing import Any
 
 from evaluator.worker import phases, sandbox, syscalls, wire
 
+EXTENSIONS = "torch.utils.cpp_extension"
+"""Torch's builder of extensions."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -88,13 +90,13 @@ def _import_extensions() -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
-        importlib.import_module("torch.utils.cpp_extension")
+        importlib.import_module(EXTENSIONS)
     finally:
         if visible is None:
             del os.environ["CUDA_VISIBLE_DEVICES"]
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    torch.cuda._cached_device_count = None
+        torch.cuda._cached_device_count = None
 
 
 def keep_freed_memory() -> None:
