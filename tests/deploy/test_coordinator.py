@@ -104,7 +104,7 @@ def test_a_learner_that_dies_over_one_step_ends_the_run_with_the_probable_cause(
         def complete(self) -> list[str]:
             raise WorkerLost("the learner died")
 
-    with pytest.raises(LearnerLost, match=r"died 4 times over one step.*row_tokens"):
+    with pytest.raises(LearnerLost, match=r"died 4 times in one step.*row_tokens"):
         run(Doomed())
 
 
