@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from evaluator.judgement.facts import CallResult, DrawKind
 from evaluator.observed import Observed
-from evaluator.sides import Side
+from evaluator.sides import Side, Which
 from evaluator.timing.clock import ArmTurn
 from evaluator.worker import schema
 
 if TYPE_CHECKING:
+    from evaluator.device_cuda import Gauges
     from evaluator.session import WarmReference
 
 Style = Literal["near", "unit", "exact"]
@@ -57,10 +58,24 @@ class Bench:
         """Deliver each result before the next call: for rules under which results die there."""
         self.random_parameters = True
         """Whether the rules treat parameters as inputs."""
+        self.gauges: Gauges | None = None
+        """The device's, where it has any."""
         self._loads = 0
         self._entries: dict[str, Any] = {}
+        if not server.opened["shares_snapshots"]:
+            for side in sides:
+                side.collect = self._collecting(side.which)
         self._draws: tuple[Draw, ...] = ()
         self._expected: list[schema.Result] = []
+
+    def _collecting(self, which: Which) -> Callable[[int], int]:
+        """How a side's results reach the server's private memory before its span ends."""
+
+        def collect(calls: int) -> int:
+            turn = self.server.ask({"op": "collect", "which": which, "calls": calls})
+            return int(turn.end_ns)
+
+        return collect
 
     def secret(self) -> int:
         """A new secret seed."""
@@ -69,9 +84,10 @@ class Bench:
     def place(self, slots: int) -> list[Any]:
         """Fresh arenas for `slots` calls on both sides; returns the specs of the constructors' tensors."""
         placed = self.server.ask({"op": "place", "slots": slots, "seed": self.rng.getrandbits(64)})
+        handles, drop = placed.answer["handles"], placed.answer["drop"]
         try:
-            self.candidate.map(placed.descriptors[:3])
-            self.reference.map(placed.descriptors[3:])
+            self.candidate.map(placed.descriptors[:3], handles[:3], drop)
+            self.reference.map(placed.descriptors[3:], handles[3:], drop)
         finally:
             for number in placed.descriptors:
                 os.close(number)
@@ -140,4 +156,7 @@ class Bench:
             reference = self.run_reference(calls)
         self.compare(results)
         self.observed.memory(self.candidate.arm.watch(), len(draws))
+        if self.gauges is not None:
+            used = [self.gauges.used_bytes(side.arm.child.pid) for side in (self.candidate, self.reference)]
+            self.observed.device_memory(*used)
         return reference, candidate

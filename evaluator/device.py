@@ -38,12 +38,34 @@ class Device:
     lock_path: str
     nodes: tuple[str, ...] = ()
     """Device files that a worker may open."""
+    runtime: str = ""
+    """Module that `evaluator.worker.backend` makes the backend of; empty for the CPU's."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """What the zygote and its children have in their environment for this device."""
+    modules: tuple[str, ...] = ()
+    """What the zygote imports beside torch, where it is installed; it must not touch the device."""
+    uuid: str = ""
+    """The driver's name of the device, for its gauges."""
+
+
+def host_memory() -> tuple[int, int]:
+    """Free memory of this machine, and all that it has, in bytes."""
+    found = {}
+    with open("/proc/meminfo") as file:
+        for line in file:
+            name, value = line.split(":")
+            found[name] = int(value.split()[0]) * 1024
+    return found.get("MemAvailable", 0), found.get("MemTotal", 0)
 
 
 def open_device(name: str = "cpu", threads: int = 1) -> Device:
-    """The device called `cpu`; raises UsageError for a name that this machine does not have."""
+    """The device called `cpu`, `cuda` or `cuda:1`; raises UsageError for one that this machine does not have."""
+    if name.split(":")[0] == "cuda":
+        from evaluator.device_cuda import open_cuda
+
+        return open_cuda(name)
     if name != "cpu":
-        raise UsageError(f"there is no device {name!r} here: use cpu, or cuda on a machine with a CUDA device")
+        raise UsageError(f"there is no device {name!r}: use cpu, cuda or cuda:INDEX")
     cores = sorted(os.sched_getaffinity(0))
     arms = tuple(cores[-threads:]) if len(cores) > threads else tuple(cores)
     rest = tuple(core for core in cores if core not in arms) or tuple(cores)

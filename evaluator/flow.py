@@ -24,7 +24,6 @@ from evaluator.judgement.facts import CompileFacts, Infrastructure
 from evaluator.observed import Observed
 from evaluator.screen import screen
 from evaluator.sides import Ended, ReferenceFailed, Side, Which
-from evaluator.timing.clock import slots_for
 from evaluator.worker.process import ProcessLost
 from tasks.records import Candidate, Evaluation, Task
 from tasks.records.evaluation import Step, UnscoredReason
@@ -89,6 +88,7 @@ class Flow:
             self._give_up("evaluator_lost", str(error))
         finally:
             self._end_sides()
+        self._check_device()
         self._note_builds()
         return self._evaluation()
 
@@ -114,13 +114,15 @@ class Flow:
             server = self._server()
         opened = server.opened
         self._observed.bytes_per_call(opened["bytes_per_call"])
-        slots = slots_for(opened["bytes_per_call"], opened["leaves"], loading.free_bytes())
+        slots, free_bytes = loading.slots(opened, self._evaluator.device)
         if not slots:
-            needed = 6 * opened["bytes_per_call"] >> 20
-            self._give_up("too_large", f"two calls take {needed} MiB in all, of {loading.free_bytes() >> 20} MiB free")
+            needed = 2 * opened["bytes_per_call"] >> 20
+            free = free_bytes >> 20
+            self._give_up("too_large", f"two calls take {needed} MiB in each of several copies, of {free} MiB free")
             raise Ended
         with self._step("load"):
             bench = self._bench(server)
+            loading.open_devices(bench)
             self._load(bench)
         self._gate.pass_or_end()
         with self._step("check"):
@@ -159,6 +161,7 @@ class Flow:
         bench = Bench(server, (self._sides[0], self._sides[1]), self._observed, random.Random(self._seed))
         bench.random_parameters = self._rules.weights == "loaded"
         bench.each = self._rules.output_lifetime == "next_call"
+        bench.gauges = self._evaluator.gauges()
         return bench
 
     def _load(self, bench: Bench) -> None:
@@ -236,12 +239,32 @@ class Flow:
         try:
             loading.try_reference(self._evaluator, self._task)
         except (Ended, ReferenceFailed, ProcessLost, loading.SandboxUnavailable):
-            self._give_up("reference_failed", text)
+            self._give_up("reference_failed" if self._well() else "device_fault", text)
             return
         if beside:
             self._observed.end("reference_failed_beside", text)
         else:
             self._give_up("reference_failed", text)
+
+    def _check_device(self) -> None:
+        """After a worker's crash or timeout: a device that fails with the worker gone is at fault itself."""
+        ending = self._observed.ending
+        if not self._evaluator.device.runtime or ending is None or ending.kind == "contract":
+            return
+        if not self._well():
+            self._give_up("device_fault", f"the device failed its health probe after: {ending.detail}")
+
+    def _well(self) -> bool:
+        """Whether the device computes: asked of the server, and where that fails of a new one."""
+        if not self._evaluator.device.runtime:
+            return True
+        for _ in range(2):
+            try:
+                if self._evaluator.reference(self._task).ask({"op": "health"}).answer["well"]:
+                    return True
+            except (ReferenceFailed, ProcessLost):
+                self._evaluator.drop_reference()
+        return False
 
     def _evaluation(self) -> Evaluation:
         observed, task = self._observed, self._task

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from evaluator.bench import Bench, Draw
 from evaluator.compile import BuildDesk
+from evaluator.device import host_memory
 from evaluator.observed import Observed
-from evaluator.sides import Ended, Side
+from evaluator.sides import Ended, ReferenceFailed, Side
+from evaluator.timing.clock import slots_for, slots_on_device
 from evaluator.timing.turns import Arm
 from evaluator.worker import schema, wire
 from evaluator.worker.process import Child
@@ -22,6 +24,7 @@ from evaluator.worker.sandbox import SandboxPlan
 
 if TYPE_CHECKING:
     from evaluator.config import EvaluatorConfig
+    from evaluator.device import Device
     from evaluator.session import Evaluator
     from tasks.records import Task
 
@@ -41,9 +44,9 @@ def spawn(evaluator: Evaluator, desk: BuildDesk) -> tuple[Arm, list[str]]:
     plan = SandboxPlan(
         layers=tuple(config.sandbox.layers), scratch_mib=config.sandbox.scratch_mib, devices=device.nodes,
         fallback_scratch=evaluator.scratch(), cores=device.arm_cores, read=tools.read,
-        execute=tools.execute(device.type),
+        execute=tools.execute(device.type), accelerator=bool(device.runtime),
     )  # fmt: skip
-    child = evaluator.zygote().spawn_worker(plan)
+    child = evaluator.zygote().spawn_worker(plan, {"runtime": device.runtime})
     try:
         layers = _layers(child)
         if not layers and not config.sandbox.allow_unsandboxed:
@@ -68,6 +71,35 @@ def _layers(child: Child) -> list[str]:
     if message.get("op") != "ready":
         raise SandboxUnavailable(f"the worker could not be confined: {message.get('text', '')}")
     return [str(layer) for layer in message["layers"]]
+
+
+def open_devices(bench: Bench) -> None:
+    """Makes both sides' contexts, before candidate code runs. Raises SandboxUnavailable: no candidate is at fault."""
+    for side in (bench.candidate, bench.reference):
+        try:
+            side.open()
+        except (Ended, ReferenceFailed) as error:
+            ending = bench.observed.ending
+            bench.observed.ending = None
+            text = ending.detail if ending is not None else str(error)
+            raise SandboxUnavailable(f"a confined worker cannot use the device: {text}") from error
+
+
+def slots(opened: dict[str, Any], device: Device) -> tuple[int, int]:
+    """How many calls' inputs and outputs the arenas hold, 0 when the task does not fit; and the free bytes.
+
+    An accelerator's memory is what was free when the reference was opened, this machine's what is free now.
+    """
+    if device.runtime:
+        free = int(opened["free_bytes"])
+        return slots_on_device(opened["bytes_per_call"], opened["leaves"], free, opened["call_ms"]), free
+    free = free_bytes()
+    return slots_for(opened["bytes_per_call"], opened["leaves"], free), free
+
+
+def free_bytes() -> int:
+    """Memory that is free on this machine."""
+    return host_memory()[0]
 
 
 def load(bench: Bench, sources: dict[str, int], config: EvaluatorConfig) -> None:
@@ -119,8 +151,9 @@ def try_reference(evaluator: Evaluator, task: Task) -> None:
     source = evaluator.text_descriptor(task.source)
     placed = server.ask({"op": "place", "slots": 2, "seed": 0})
     try:
+        side.open()
         side.load(source, evaluator.config.deadlines.load_s)
-        side.map(placed.descriptors[3:])
+        side.map(placed.descriptors[3:], placed.answer["handles"][3:], placed.answer["drop"])
         side.construct(server.opened, placed.answer["specs"], evaluator.config.deadlines.load_s)
         drawn = server.ask({"op": "draw", "draws": [asdict(Draw.fresh(random.Random()))]})
         side.run(drawn.answer["calls"])
@@ -128,12 +161,3 @@ def try_reference(evaluator: Evaluator, task: Task) -> None:
         arm.child.kill()
         for number in (source, *placed.descriptors):
             os.close(number)
-
-
-def free_bytes() -> int:
-    """Memory that is free on this machine."""
-    with open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0

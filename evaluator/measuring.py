@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from evaluator.bench import Bench, Draw
 from evaluator.judgement.facts import Confirmation
-from evaluator.timing import protocols
+from evaluator.timing import hygiene, protocols
 from evaluator.timing.clock import Disturbances, calls_per_turn, pair_of
 from evaluator.timing.plans import Stop, TimingResult
 from evaluator.timing.statistics import Pair, checked, timer_facts
@@ -52,8 +53,9 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
     )  # fmt: skip
     bench.server.ask({"op": "bases", "secret": bench.secret()})
     pairs: list[Pair] = []
-    cores = len(device.arm_cores)
+    cores = 0 if device.runtime else len(device.arm_cores)
     placement, disturbances, begin = -1, Disturbances(), time.monotonic()
+    readings: list[hygiene.Reading] = []
     while not isinstance(plan := protocol.next(time.monotonic() - begin), Stop):
         if plan.placement != placement:
             bench.place(slots)
@@ -65,11 +67,17 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
         draws = [Draw(bench.secret(), mixed=True) for _ in range(min(plan.calls, slots))]
         reference, candidate = bench.pair(draws, reference_first=plan.order == "reference_first")
         spoiled = disturbances.of(reference, candidate)
+        if bench.gauges is not None:
+            readings.append(bench.gauges.read())
+            spoiled = spoiled or hygiene.spoiled(readings[-1])
         pairs.append(checked(pair_of(reference, candidate, plan.placement, plan.order, cores=cores, spoiled=spoiled)))
         protocol.feed(pairs[-1])
         gate.pass_or_end()
     result = protocol.result(device.type)
     bench.observed.timers = timer_facts(pairs)
+    if readings:
+        measurement = result.measurement.model_copy(update={"clocks": hygiene.summary(readings)})
+        return replace(result, measurement=measurement)
     return result
 
 

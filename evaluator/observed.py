@@ -71,6 +71,7 @@ class Observed:
         self._expected_structure = "tensor"
         self._reference_aliases: set[tuple[str, str]] = set()
         self._memory = MemoryLog()
+        self._base_device: int | None = None
 
     def news(self) -> None:
         """Something was added that may decide."""
@@ -175,6 +176,18 @@ class Observed:
                 "still_growing": self._memory.still_growing,
             }
         )
+
+    def device_memory(self, candidate_bytes: int, reference_bytes: int) -> None:
+        """Device memory of both workers; what both have more of (arenas, the driver's own) is no growth."""
+        if not candidate_bytes or not reference_bytes:
+            return
+        more = candidate_bytes - reference_bytes
+        if self._base_device is None:
+            self._base_device = more
+        grown = max(self.growth.device_bytes, more - self._base_device)
+        if grown > self.growth.device_bytes + (16 << 20):
+            self.news()
+        self.growth = self.growth.model_copy(update={"device_bytes": grown})
 
     def facts(self) -> Facts:
         """Everything observed so far."""

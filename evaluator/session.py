@@ -7,7 +7,7 @@ import secrets
 import tempfile
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from evaluator import metrics
 from evaluator.compile import CompilePool, Toolchain, discover
@@ -21,6 +21,9 @@ from evaluator.worker.process import Zygote
 from evaluator.worker.wire import read_text, write_text
 from tasks.records import Candidate, Evaluation, Task
 from tasks.records.evaluation import Protocol
+
+if TYPE_CHECKING:
+    from evaluator.device_cuda import Gauges
 
 _INDUCTOR = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1",
@@ -59,13 +62,14 @@ class Evaluator:
     evaluation. `close` (or leaving the context) ends every process.
     """
 
-    def __init__(self, device: str = "cpu", config: EvaluatorConfig | None = None) -> None:
+    def __init__(self, device: str | Device = "cpu", config: EvaluatorConfig | None = None) -> None:
         self.config = config or EvaluatorConfig()
-        self.device: Device = open_device(device, self.config.threads)
+        self.device: Device = device if isinstance(device, Device) else open_device(device, self.config.threads)
         self.lock = DeviceLock(self.device.lock_path)
         self._zygote: Zygote | None = None
         self._reference: WarmReference | None = None
         self._pool: CompilePool | None = None
+        self._gauges: Gauges | None = None
         self._admissions: dict[str, str] = {}
         self._scratch = os.path.join(tempfile.gettempdir(), f"kontrast-{secrets.token_hex(8)}")
 
@@ -107,7 +111,10 @@ class Evaluator:
             self.close_processes()
             self._zygote = Zygote(
                 threads=self.config.threads, lock_descriptor=self.lock.descriptor, scratch=self._scratch,
-                environment={"PATH": discover().search_path(self.device.type), **_INDUCTOR},
+                environment={
+                    "PATH": discover().search_path(self.device.type), **_INDUCTOR, **dict(self.device.environment),
+                },
+                modules=self.device.modules,
             )  # fmt: skip
             self._zygote.start(self.config.deadlines.start_s)
             metrics.RESTARTS.labels(self.device.type).inc()
@@ -119,7 +126,7 @@ class Evaluator:
         if warm is not None and warm.task.content_hash == task.content_hash and warm.arm.child.alive():
             return warm
         self.drop_reference()
-        settings = {"cores": list(self.device.judge_cores)}
+        settings = {"cores": list(self.device.judge_cores), "runtime": self.device.runtime}
         arm = Arm(self.zygote().spawn_reference(settings), trusted=True)
         arm.child.stop()
         warm = WarmReference(arm, task, {})
@@ -154,6 +161,14 @@ class Evaluator:
     def zygote_alive(self) -> bool:
         """Whether the zygote runs."""
         return self._zygote is not None and self._zygote.alive()
+
+    def gauges(self) -> Gauges | None:
+        """Clocks, power and memory of the device; None where it has none to read."""
+        if self._gauges is None and self.device.uuid:
+            from evaluator.device_cuda import Gauges
+
+            self._gauges = Gauges(self.device.uuid)
+        return self._gauges
 
     def scratch(self) -> str:
         """A new folder name for a worker on a machine without mount namespaces."""

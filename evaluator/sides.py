@@ -8,7 +8,7 @@ as a fact and ends the evaluation, one of the reference's side is never the cand
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from evaluator.observed import Observed
@@ -41,6 +41,9 @@ class Side:
         self.ends_at_s = float("inf")
         self.load_ends_at_s = float("inf")
         self._observed = observed
+        self.collect: Callable[[int], int] | None = None
+        """Takes the results of so many calls away; returns when that was done, on the judge's clock. The span ends
+        then, where a stopped worker's device may work on."""
 
     def ask(
         self, request: dict[str, Any], expected: type[schema.Answer], timeout_s: float, descriptors: Sequence[int] = ()
@@ -88,6 +91,10 @@ class Side:
             self._observed.end(kind, text)
         return Ended()
 
+    def open(self) -> None:
+        """Makes the side's context on the device. Raises Ended or ReferenceFailed."""
+        self.ask({"op": "open"}, schema.Opened, 60.0)
+
     def load(self, source: int, timeout_s: float) -> bool:
         """Runs the source (a descriptor) as a module; whether it defines the class."""
         request = {"op": "load", "class_name": self.class_name}
@@ -109,9 +116,9 @@ class Side:
         answer, _ = self.ask({"op": "inspect"}, schema.Inspected, 10.0)
         return answer  # type: ignore[no-any-return]
 
-    def map(self, descriptors: Sequence[int]) -> None:
-        """Gives the side its arenas: inputs, outputs, parameters."""
-        self.ask({"op": "map"}, schema.Mapped, 10.0, descriptors)
+    def map(self, descriptors: Sequence[int], handles: Sequence[Any], drop: bool) -> None:
+        """Gives the side its arenas, by descriptors or handles: inputs, outputs, parameters."""
+        self.ask({"op": "map", "handles": list(handles), "drop": drop}, schema.Mapped, 10.0, descriptors)
 
     def parameters(self, entries: dict[str, Any]) -> list[str]:
         """Loads what lies in the parameter arena; returns the names that did not fit."""
@@ -131,8 +138,11 @@ class Side:
         answer, turn = self.ask(request, schema.Ran, timeout_s or self.burst_s(len(calls)))
         if len(answer.results) != len(calls) or len(answer.stamps) != len(calls) + 1:
             raise self._failed("forged", "an answer for another number of calls")
-        self.last_call_s = turn.span_ns / 1e9 / len(calls)
-        return ArmTurn(tuple(answer.stamps), turn.span_ns, turn.ran_ns, turn.waited_ns), answer.results
+        span_ns = turn.span_ns
+        if self.collect is not None:
+            span_ns += self.collect(len(calls)) - turn.end_ns
+        self.last_call_s = span_ns / 1e9 / len(calls)
+        return ArmTurn(tuple(answer.stamps), span_ns, turn.ran_ns, turn.waited_ns), answer.results
 
     def burst_s(self, calls: int) -> float:
         """Deadline of a burst: one call's limit, and for the other calls twice what they took before."""

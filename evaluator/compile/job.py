@@ -13,12 +13,14 @@ import contextlib
 import json
 import os
 import resource
+import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evaluator.worker import sandbox, syscalls
@@ -48,6 +50,9 @@ def watch(plan: dict[str, Any], limits: Limits, library: int, report: socket.soc
     `state` is `built`, `failed` (a compiler said no), `timeout`, `memory`, `output`, `sandbox` or `died`.
     """
     begin = time.monotonic()
+    if limits.fallback_scratch:
+        own = os.path.join(limits.fallback_scratch, secrets.token_hex(8))
+        limits = replace(limits, fallback_scratch=own)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)  # the builder mounts one of its own over it
     if limits.cores:
         os.sched_setaffinity(0, limits.cores)
@@ -67,6 +72,8 @@ def watch(plan: dict[str, Any], limits: Limits, library: int, report: socket.soc
     os.close(write_end)
     outcome = _await(builder, read_end, report, begin, limits, proc)
     _end(builder)
+    if limits.fallback_scratch:
+        shutil.rmtree(limits.fallback_scratch, ignore_errors=True)
     with contextlib.suppress(OSError):
         report.sendall(json.dumps(outcome).encode())
 

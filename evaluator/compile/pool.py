@@ -29,11 +29,11 @@ from evaluator.compile.job import Limits
 from evaluator.compile.request import BadRequest, CompileRequest, CompileResult, FailureKind
 from evaluator.compile.routes import BuildPlan, RefusedRequest, plan_build
 from evaluator.compile.toolchain import Toolchain, discover
+from evaluator.worker.sandbox import import_path
 from tasks.lifeline import Owned, spawn
 
 logger = logging.getLogger(__name__)
 
-_ROOT = Path(__file__).resolve().parents[2]
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _KINDS: dict[str, tuple[FailureKind, str]] = {
     "failed": ("compile_error", "the compiler refused the source"),
@@ -210,7 +210,7 @@ class Builder:
             environment = {name: os.environ[name] for name in ("PATH", "LANG", "VIRTUAL_ENV") if name in os.environ}
             self._owned = spawn(
                 [sys.executable, "-m", "evaluator.compile.server", str(theirs.fileno())],
-                env={**environment, "PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}, cwd="/",
+                env={**environment, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1"}, cwd="/",
                 pass_fds=[theirs.fileno()], stderr=None,
             )  # fmt: skip
             theirs.close()

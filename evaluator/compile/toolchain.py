@@ -20,9 +20,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from evaluator.worker.sandbox import holds_private
+
 _PROGRAMS = ("cc1", "cc1plus", "collect2", "as", "ld", "ld.bfd", "ld.gold", "ld.lld", "lto-wrapper", "lto1")
 """What the drivers of gcc and clang execute."""
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1", "/lib/ld-musl-x86_64.so.1")
+_SYSTEM = ("/usr/", "/lib", "/bin/", "/sbin/")
 _ASK_S = 20.0
 
 
@@ -52,7 +55,10 @@ class Toolchain:
     fingerprint: str
 
     def execute(self, device: str = "cpu") -> tuple[str, ...]:
-        """Files that a worker on the device may execute: on `cpu` no shell and no interpreter is among them."""
+        """Files that a worker on the device may execute.
+
+        On `cpu` no shell and no interpreter is among them, unless the system's compiler is itself a script.
+        """
         return self.host_programs if device == "cpu" else (*self.host_programs, *self.cuda_programs)
 
     def search_path(self, device: str = "cpu") -> str:
@@ -79,7 +85,7 @@ def discover() -> Toolchain:
         torch_cuda=os.path.exists(os.path.join(torch_root, "lib", "libtorch_cuda.so")),
         python_include=sysconfig.get_path("include"),
         host_programs=host, cuda_programs=_cuda_programs(cuda_home),
-        read=tuple(path for path in (cuda_home, torch_root, sysconfig.get_path("include")) if path),
+        read=tuple(p for p in (cuda_home, torch_root, sysconfig.get_path("include"), *_prefixes(host)) if p),
         fingerprint=_fingerprint(host, nvcc, torch_version),
     )  # fmt: skip
 
@@ -111,7 +117,30 @@ def _host_programs(drivers: tuple[str, ...]) -> tuple[str, ...]:
     # Candidates and nvcc call the drivers by these names whatever CC and CXX say.
     found |= {shutil.which(name) or "" for name in ("cc", "c++", "gcc", "g++", "clang", "clang++")}
     found |= {loader for loader in _LOADERS if os.path.exists(loader)}
-    return tuple(sorted({os.path.realpath(path) for path in found if path and os.path.isfile(path)}))
+    files = {os.path.realpath(path) for path in found if path and os.path.isfile(path)}
+    return tuple(sorted(files | {part for path in files for part in _script_parts(path)}))
+
+
+def _script_parts(path: str) -> set[str]:
+    """What a driver that is a script runs: its interpreter, and the programs beside it whose names begin with its."""
+    with open(path, "rb") as file:
+        line = file.readline(256)
+    if not line.startswith(b"#!"):
+        return set()
+    words = line[2:].decode("utf-8", "replace").split()
+    if words and os.path.basename(words[0]) == "env":
+        words += [shutil.which(word) or "" for word in words[1:] if not word.startswith("-")]
+    folder, name = os.path.split(path)
+    beside = [os.path.join(folder, other) for other in os.listdir(folder) if other.startswith(name)]
+    parts = [part for part in (*words, *beside) if os.path.isabs(part) and os.access(part, os.X_OK)]
+    return {os.path.realpath(part) for part in parts if os.path.isfile(part)}
+
+
+def _prefixes(programs: tuple[str, ...]) -> tuple[str, ...]:
+    """Where compilers lie that were installed outside the system's folders: they read headers and libraries there."""
+    folders = {os.path.dirname(program) for program in programs if not program.startswith(_SYSTEM)}
+    trees = {os.path.dirname(folder) if os.path.basename(folder) == "bin" else folder for folder in folders}
+    return tuple(sorted(tree for tree in trees if not holds_private(tree)))
 
 
 def _real_nvcc() -> str:

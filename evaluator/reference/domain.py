@@ -179,7 +179,8 @@ def exact_inputs(inputs: Sequence[Any], traits: Sequence[InputTrait], seed: int,
     Sums of them do not round. 12 bits are more than TF32 and bfloat16 keep, so that a downgrade shows even where its
     error would average out; longer sums get sparser inputs, not smaller numbers.
     """
-    generator = torch.Generator().manual_seed(seed % (1 << 63))
+    device = next((tensor.device for _, tensor in leaves_of(list(inputs))), torch.device("cpu"))
+    generator = torch.Generator(device).manual_seed(seed % (1 << 63))
     order = iter(traits)
     first = True
 
@@ -189,11 +190,11 @@ def exact_inputs(inputs: Sequence[Any], traits: Sequence[InputTrait], seed: int,
         if not trait.perturbable:
             return tensor
         bound = (1 << EXACT_BITS) - 1 if first else 1
-        drawn = torch.randint(-bound, bound + 1, tensor.shape, generator=generator)
+        drawn = torch.randint(-bound, bound + 1, tensor.shape, generator=generator, device=device)
         if first and density < 1:
-            drawn *= torch.rand(tensor.shape, generator=generator) < density
+            drawn *= torch.rand(tensor.shape, generator=generator, device=device) < density
         first = False
-        values = drawn.to(tensor.device, tensor.dtype)
+        values = drawn.to(tensor.dtype)
         return torch.where(tensor != 0, values, 0) if trait.keeps_zeros else values
 
     drawn = [map_tensors(value, change) for value in inputs]

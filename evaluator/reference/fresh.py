@@ -49,7 +49,9 @@ def apply_plan(
     out: Sequence[torch.Tensor],
 ) -> None:
     """Writes a call's input tensors into `out`; `bases[i]` are the tensors of base draw i, shaped like `out`."""
-    generator = torch.Generator().manual_seed(plan.seed)
+    if not out:
+        return
+    generator = torch.Generator(out[0].device).manual_seed(plan.seed)
     first, second = bases[plan.first], bases[plan.second]
     for trait, one, other, target in zip(traits, first, second, out, strict=True):
         target.copy_(one)
@@ -67,8 +69,7 @@ def apply_plan(
 def _mix_rows(target: torch.Tensor, other: torch.Tensor, generator: torch.Generator) -> None:
     if target.dim() < 1 or target.shape[0] < 2:
         return
-    rows = (torch.rand(target.shape[0], generator=generator) < 0.5).nonzero().flatten()
-    rows = rows.to(target.device)
+    rows = (torch.rand(target.shape[0], generator=generator, device=target.device) < 0.5).nonzero().flatten()
     if rows.numel():
         target.index_copy_(0, rows, other.index_select(0, rows))
 
@@ -76,10 +77,9 @@ def _mix_rows(target: torch.Tensor, other: torch.Tensor, generator: torch.Genera
 def _sprinkle(target: torch.Tensor, other: torch.Tensor, generator: torch.Generator) -> None:
     """Single elements of the other draw, one of them from a shifted place, so that rows are new as well."""
     count = max(1, target.numel() // CANARY_SHARE)
-    places = torch.randint(target.numel(), (count,), generator=generator)
-    sources = torch.randint(target.numel(), (count,), generator=generator)
+    places = torch.randint(target.numel(), (count,), generator=generator, device=target.device)
+    sources = torch.randint(target.numel(), (count,), generator=generator, device=target.device)
     flat = target.view(-1) if target.is_contiguous() else None
     if flat is None:
         return
-    values = other.reshape(-1)[sources.to(other.device)]
-    flat[places.to(target.device)] = values
+    flat[places] = other.reshape(-1)[sources]

@@ -19,7 +19,8 @@ Style = Literal["near", "unit", "exact"]
 
 def draw_state(module: torch.nn.Module, seed: int, style: Style = "near") -> dict[str, torch.Tensor]:
     """A whole state dict of random values on the module's device, for `load_state_dict`."""
-    generator = torch.Generator().manual_seed(seed % (1 << 63))
+    device = next((value.device for value in module.state_dict().values()), torch.device("cpu"))
+    generator = torch.Generator(device).manual_seed(seed % (1 << 63))
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     return {
         name: _draw(value.detach(), generator, style, is_parameter=name in parameters)
@@ -33,16 +34,14 @@ def _draw(value: torch.Tensor, generator: torch.Generator, style: Style, *, is_p
     if not is_parameter and _is_mask(value):
         return value.clone()
     if style == "exact":
-        drawn = torch.randint(-1, 2, value.shape, generator=generator)
-        return drawn.to(value.device, value.dtype)
-    drawn = _like(value.cpu().double(), generator, style)
-    return drawn.to(value.device, value.dtype)
+        return torch.randint(-1, 2, value.shape, generator=generator, device=value.device).to(value.dtype)
+    return _like(value.double(), generator, style).to(value.dtype)
 
 
 def _like(value: torch.Tensor, generator: torch.Generator, style: Style) -> torch.Tensor:
     constant = value.numel() == 1 or bool((value == value.flatten()[0]).all())
-    uniform = torch.rand(value.shape, generator=generator, dtype=torch.float64)
-    normal = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+    uniform = torch.rand(value.shape, generator=generator, dtype=torch.float64, device=value.device)
+    normal = torch.randn(value.shape, generator=generator, dtype=torch.float64, device=value.device)
     if constant:
         centre = float(value.flatten()[0])
         if centre == 0:

@@ -16,6 +16,7 @@ from evaluator.reference.comparison import Leaves
 from evaluator.reference.reference import Reference
 from evaluator.worker import burst, native
 from evaluator.worker.arena import GUARD_BYTES, Arena, Slot, layout
+from evaluator.worker.backend import Backend
 from evaluator.worker.tree import TensorSpec, flatten
 
 POISON_BYTE = 0xFF
@@ -23,10 +24,12 @@ POISON_BYTE = 0xFF
 
 
 class Placement:
-    """Arenas and layout; `make` replaces them all."""
+    """Arenas and layout; `make` replaces them all. `drop` says that workers must give earlier arenas up."""
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: Reference, backend: Backend) -> None:
         self._reference = reference
+        self._backend = backend
+        self.drop = False
         self.shared_inputs = self.private_inputs = self.shared_outputs = Arena.create(0)
         self.expected = self.snapshot = self.parameters = self.private_parameters = self.shared_inputs
         self._guard = b""
@@ -40,33 +43,46 @@ class Placement:
         """Inputs and outputs of one call."""
         return sum(self._reference.input_bytes) + sum(self._reference.output_bytes)
 
-    def make(self, count: int, rng: random.Random) -> list[int]:
+    def make(self, count: int, rng: random.Random) -> list[Arena]:
         """New arenas for `count` calls.
 
-        Returns the descriptors of inputs, outputs and parameters: first the candidate's, then the reference arm's.
+        Returns those that the workers map, inputs, outputs and parameters: first the candidate's, then the reference
+        arm's.
         """
-        reference = self._reference
-        arenas = (self.shared_inputs, self.private_inputs, self.shared_outputs, self.expected, self.snapshot)
-        for arena in {id(arena): arena for arena in (*arenas, self.parameters, self.private_parameters)}.values():
-            arena.close()
+        self.close()
         self._guard = rng.randbytes(GUARD_BYTES)
-        self._in, total_in = _per_call(reference.input_bytes, count, rng)
-        self._out, total_out = _per_call(reference.output_bytes, count, rng)
-        self.shared_inputs, self.private_inputs = Arena.create(total_in), Arena.create(total_in)
-        self.shared_outputs, self.expected = Arena.create(total_out), Arena.create(total_out)
-        self.snapshot = Arena.create(total_out)
+        self._in, total_in = _per_call(self._reference.input_bytes, count, rng)
+        self._out, total_out = _per_call(self._reference.output_bytes, count, rng)
+        given = self._allocate(total_in, total_out)
         self._place_state(rng)
         for arena, calls in ((self.shared_inputs, self._in), (self.shared_outputs, self._out)):
             for slot in (slot for call in calls for slot in call):
                 self._write_guards(arena, slot)
         candidate = (self.shared_inputs, self.shared_outputs, self.parameters)
-        return [arena.descriptor for arena in (*candidate, self.private_inputs, self.expected, self.private_parameters)]
+        return [*candidate, *given, self.private_parameters]
+
+    def _allocate(self, total_in: int, total_out: int) -> tuple[Arena, Arena]:
+        """Inputs and outputs; returns the reference arm's."""
+        create = self._backend.arena
+        self.shared_inputs, self.private_inputs = create(total_in), create(total_in)
+        self.shared_outputs, self.expected = create(total_out), create(total_out)
+        self.snapshot = self._backend.private(total_out)
+        return self.private_inputs, self.expected
+
+    def close(self) -> None:
+        """Gives all arenas up."""
+        arenas = (self.shared_inputs, self.private_inputs, self.shared_outputs, self.expected, self.snapshot)
+        for arena in {id(arena): arena for arena in (*arenas, self.parameters, self.private_parameters)}.values():
+            arena.close()
+
+    def forget(self) -> None:
+        """No worker is left that maps anything."""
 
     def _place_state(self, rng: random.Random) -> None:
         state = self._reference.state()
         arguments = flatten(self._reference.arguments, native.is_tensor).tensors
         slots, total = layout([native.nbytes_of(tensor) for tensor in (*state.values(), *arguments)], rng)
-        self.parameters, self.private_parameters = Arena.create(total), Arena.create(total)
+        self.parameters, self.private_parameters = self._backend.arena(total), self._backend.arena(total)
         self._state = dict(zip(state, slots, strict=False))
         self.argument_specs = [
             self._write_both(tensor, slot) for tensor, slot in zip(arguments, slots[len(state) :], strict=True)
@@ -94,7 +110,7 @@ class Placement:
             specs.append(self._write(self.shared_inputs, tensor, slot))
         for arena in (self.shared_outputs, self.expected):
             for slot in self._out[index]:
-                native.memset(native.arena_start(arena) + slot.offset, POISON_BYTE, slot.nbytes)
+                arena.fill(slot, POISON_BYTE)
         return {"tree": flat.form, "specs": specs, "slots": [[slot.offset, slot.nbytes] for slot in self._out[index]]}
 
     def _write_both(self, tensor: torch.Tensor, slot: Slot) -> list[Any]:
@@ -124,26 +140,24 @@ class Placement:
 
     def take_snapshot(self, calls: int) -> None:
         """Copies the candidate's results of the first calls into private memory."""
-        source, target = native.arena_start(self.shared_outputs), native.arena_start(self.snapshot)
         for slot in (slot for call in self._out[:calls] for slot in call):
-            native.memmove(target + slot.offset, source + slot.offset, slot.nbytes)
+            self.snapshot.copy_from(self.shared_outputs, slot)
+
+    def collect(self, which: str, calls: int) -> None:
+        """Takes an arm's results away inside its span, where a stopped worker's device may work on."""
 
     def changed_results(self, calls: int) -> int:
         """Calls whose result differs from the snapshot."""
-        return sum(self._differ(self.shared_outputs, self.snapshot, call) for call in self._out[:calls])
+        return sum(self.shared_outputs.differs(self.snapshot, call) for call in self._out[:calls])
 
     def changed_inputs(self, calls: int) -> list[str]:
         """Inputs whose shared copy differs from the server's own, by position."""
         changed = set()
         for call in self._in[:calls]:
             for position, slot in enumerate(call):
-                if self._differ(self.shared_inputs, self.private_inputs, [slot]):
+                if self.shared_inputs.differs(self.private_inputs, [slot]):
                     changed.add(str(position))
         return sorted(changed)
-
-    def _differ(self, first: Arena, second: Arena, slots: list[Slot]) -> bool:
-        one, other = native.arena_start(first), native.arena_start(second)
-        return any(native.memcmp(one + slot.offset, other + slot.offset, slot.nbytes) != 0 for slot in slots)
 
     def poison_pattern(self, expected: Leaves) -> int:
         """The poison as an unsigned integer of the first result's element size."""
@@ -155,18 +169,16 @@ class Placement:
         for name, arena, calls in (
             ("input", self.shared_inputs, self._in), ("output", self.shared_outputs, self._out),
         ):  # fmt: skip
-            for index, slot in ((index, slot) for index, call in enumerate(calls) for slot in call):
-                end = slot.offset + slot.nbytes
-                if arena.memory[slot.offset - GUARD_BYTES : slot.offset] != self._guard:
-                    broken.append(f"{name} slot {index} before")
-                if arena.memory[end : end + GUARD_BYTES] != self._guard:
-                    broken.append(f"{name} slot {index} behind")
+            places = [(f"{name} slot {i}", slot) for i, call in enumerate(calls) for slot in call]
+            before = [slot.offset - GUARD_BYTES for _, slot in places]
+            behind = [slot.offset + slot.nbytes for _, slot in places]
+            broken += [f"{places[i][0]} before" for i in arena.unlike(before, self._guard)]
+            broken += [f"{places[i][0]} behind" for i in arena.unlike(behind, self._guard)]
         return broken
 
     def _write_guards(self, arena: Arena, slot: Slot) -> None:
-        arena.memory[slot.offset - GUARD_BYTES : slot.offset] = self._guard
-        end = slot.offset + slot.nbytes
-        arena.memory[end : end + GUARD_BYTES] = self._guard
+        arena.write(slot.offset - GUARD_BYTES, self._guard)
+        arena.write(slot.offset + slot.nbytes, self._guard)
 
 
 def _per_call(sizes: list[int], count: int, rng: random.Random) -> tuple[list[list[Slot]], int]:

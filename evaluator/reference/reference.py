@@ -21,7 +21,8 @@ from evaluator.reference.domain import draw_inputs
 from evaluator.reference.fresh import apply_plan, fresh_plan
 from evaluator.reference.parameters import Style, usable_state
 from evaluator.reference.subject import Subject, map_tensors, seeded
-from evaluator.worker import burst, native
+from evaluator.worker import native
+from evaluator.worker.backend import Backend
 from evaluator.worker.tree import flatten
 from tasks.records.task import Precision
 
@@ -49,12 +50,15 @@ class Bases:
 class Reference:
     """One task, ready to draw inputs and to run its reference model."""
 
-    def __init__(self, namespace: dict[str, Any], precision: Precision, mode: str, seed: int) -> None:
+    def __init__(
+        self, namespace: dict[str, Any], precision: Precision, mode: str, seed: int, backend: Backend
+    ) -> None:  # fmt: skip
         self._namespace = namespace
+        self._backend = backend
         self.precision = precision
         self.dtype = DTYPES[precision]
         self.train = mode != "eval"
-        self.device = torch.device("cpu")
+        self.device = backend.device
         self.admission: Admission
         self.call_ns = 0.0
         self.mutated: list[str] = []
@@ -68,19 +72,19 @@ class Reference:
             model = namespace["Model"](*self.arguments)
         if not isinstance(model, torch.nn.Module):
             raise IllFormedTask("Model(...) is not a torch.nn.Module")
-        self.model = model.to(self.dtype).train(self.train)
+        self.model = model.to(self.device, self.dtype).train(self.train)
         self.subject = Subject(self.model, self._make_inputs, self.device)
         self._constructed = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     @classmethod
-    def load(cls, source: str, precision: Precision, mode: str, seed: int) -> Reference:
+    def load(cls, source: str, precision: Precision, mode: str, seed: int, backend: Backend) -> Reference:
         """Runs the task's source. Raises IllFormedTask when a part of the convention is missing."""
         module = types.ModuleType("task")
         exec(compile(source, "task.py", "exec"), module.__dict__)
         for name in ("Model", "get_inputs", "get_init_inputs"):
             if not callable(module.__dict__.get(name)):
                 raise IllFormedTask(f"the task defines no {name}")
-        return cls(module.__dict__, precision, mode, seed)
+        return cls(module.__dict__, precision, mode, seed, backend)
 
     def _make_inputs(self) -> Sequence[Any]:
         inputs = self._namespace["get_inputs"]()
@@ -89,10 +93,10 @@ class Reference:
         return [map_tensors(value, self._cast) for value in inputs]
 
     def _cast(self, value: Any) -> Any:
-        """Floating tensors in the task's dtype, detached and dense; all else as it is."""
+        """Tensors on the device, detached and dense, floating ones in the task's dtype; all else as it is."""
         if not isinstance(value, torch.Tensor):
             return value
-        tensor = value.detach()
+        tensor = value.detach().to(self.device)
         tensor = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
         return tensor if native.dense(tuple(tensor.shape), tensor.stride()) else tensor.contiguous()
 
@@ -107,7 +111,7 @@ class Reference:
         )
         if self.admission.randomness == "dropout":
             self.quieten()
-        results, stamps = burst.run_burst(self.model, drawn)
+        results, stamps = self._backend.run_burst(self.model, drawn)
         self.mutated = [n for n, value in self.model.state_dict().items() if not _equal(value, self._constructed[n])]
         self._copy_state(self._constructed)
         self.call_ns = (stamps[3] - stamps[1]) / 2
@@ -150,12 +154,12 @@ class Reference:
         """Replaces a few elements of every free floating input by those of another draw, in place."""
         others = flatten(self.subject.draw(seed), native.is_tensor).tensors
         tensors = flatten(inputs, native.is_tensor).tensors
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(self.device).manual_seed(seed)
         for trait, tensor, other in zip(self.admission.domain.traits, tensors, others, strict=True):
             if not trait.perturbable or trait.fixed_structure or not tensor.is_contiguous() or not tensor.numel():
                 continue
             count = max(1, tensor.numel() // 256)
-            places = torch.randint(tensor.numel(), (count,), generator=generator)
+            places = torch.randint(tensor.numel(), (count,), generator=generator, device=self.device)
             tensor.view(-1)[places] = other.reshape(-1)[places]
 
     def answer(self, draw: dict[str, Any]) -> Leaves:
@@ -173,6 +177,12 @@ class Reference:
         with torch.no_grad():
             for name, value in self.model.state_dict().items():
                 value.copy_(state[name])
+
+    def health(self) -> bool:
+        """A known product on the device: whole numbers, so that every bit is known."""
+        side = 256
+        ones = torch.ones(side, side, device=self.device)
+        return bool(((ones @ ones) == side).all())
 
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by name."""

@@ -7,6 +7,7 @@ the candidate's; this process is never timed."""
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections import deque
@@ -18,12 +19,16 @@ from evaluator.judgement.facts import CallResult
 from evaluator.reference.comparison import Leaves, compare_call, same_bits
 from evaluator.reference.parameters import Style
 from evaluator.reference.placement import Placement
+from evaluator.reference.placement_cuda import placement_of
 from evaluator.reference.reference import Reference
 from evaluator.worker import native, wire
+from evaluator.worker.backend import Backend, create
 from evaluator.worker.phases import failure
 from evaluator.worker.tree import flatten
 from tasks.records.evaluation import Step
 from tasks.records.task import Precision
+
+logger = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
 """`fds` in it are descriptors that travel beside the message and stay open here."""
@@ -36,7 +41,8 @@ _HISTORY_PARAMETERS = 3
 class Server:
     """State of one server: the reference, one placement of arenas, and the calls drawn last."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self.reference: Reference
         self.placement: Placement
         self._draws: list[dict[str, Any]] = []
@@ -49,9 +55,11 @@ class Server:
 
         `fds` are the source and, where an earlier admission is `known`, its JSON.
         """
-        self.reference = reference = Reference.load(wire.read_text(fds[0]), precision, mode, seed)
-        self.placement = Placement(reference)
+        self.backend.open()
+        self.reference = reference = Reference.load(wire.read_text(fds[0]), precision, mode, seed, self.backend)
+        self.placement = placement_of(reference, self.backend)
         reference.admit(seed, wire.read_text(fds[1]) if known else None)
+        self.backend.trim()
         admission = reference.admission
         specs = {name: native.spec_of(value) for name, value in reference.state().items()}
         return {
@@ -62,6 +70,7 @@ class Server:
             "leaves": len(reference.input_bytes) + len(reference.output_bytes), "kinds": list(admission.domain.kinds),
             "degenerate": admission.degenerate, "passed": list(admission.passed), "randomness": admission.randomness,
             "repeats": admission.repeats, "poison_shows": admission.poison_shows, "mutated": reference.mutated,
+            "free_bytes": self.backend.memory()[0], "shares_snapshots": self.backend.shares_snapshots,
         }  # fmt: skip
 
     def admission(self, fds: list[int]) -> Answer:
@@ -72,7 +81,20 @@ class Server:
     def place(self, slots: int, seed: int) -> Answer:
         """New arenas for `slots` calls, at new offsets; their descriptors go to the judge and on to the worker."""
         shared = self.placement.make(slots, random.Random(seed))
-        return {"op": "placed", "specs": self.placement.argument_specs, "fds": shared}
+        return {
+            "op": "placed", "specs": self.placement.argument_specs, "drop": self.placement.drop,
+            "fds": [arena.descriptor for arena in shared if arena.descriptor >= 0],
+            "handles": [arena.handle for arena in shared if arena.handle is not None],
+        }  # fmt: skip
+
+    def collect(self, which: str, calls: int) -> Answer:
+        """Takes the results of an arm's turn into private memory."""
+        self.placement.collect(which, calls)
+        return {"op": "collected"}
+
+    def health(self) -> Answer:
+        """Whether the device computes what it should."""
+        return {"op": "health", "well": self.reference.health()}
 
     def parameters(self, seed: int | None, style: Style) -> Answer:
         """Parameters as constructed or random from a seed, in the reference and as a copy in the parameter arena."""
@@ -88,6 +110,7 @@ class Server:
         self.reference.use_bases(None)
         self._draws = []
         self._compared = 0
+        self.placement.forget()
         return {"op": "forgot"}
 
     def bases(self, secret: int | None) -> Answer:
@@ -191,23 +214,15 @@ class Server:
 
 
 OPERATIONS = (
-    "open",
-    "admission",
-    "bases",
-    "place",
-    "parameters",
-    "forget",
-    "draw",
-    "compare",
-    "buffers",
-    "late",
-    "relate",
-)
+    "open", "admission", "bases", "place", "parameters", "forget", "draw", "collect", "compare", "buffers", "late",
+    "relate", "health",
+)  # fmt: skip
 
 
 def serve(channel: socket, settings: dict[str, Any]) -> None:
     """Serves the judge until it closes the channel; a failed request is answered, never fatal."""
-    server = Server()
+    backend = create(str(settings.get("runtime", "")))
+    server = Server(backend)
     handlers: dict[str, Callable[..., Answer]] = {name: getattr(server, name) for name in OPERATIONS}
     os.sched_setaffinity(0, set(settings["cores"]))
     wire.send(channel, {"op": "ready"})
@@ -219,7 +234,9 @@ def serve(channel: socket, settings: dict[str, Any]) -> None:
         operation = str(request.pop("op"))
         try:
             answer = handlers[operation](**request, **({"fds": descriptors} if descriptors else {}))
-        except Exception as error:  # noqa: BLE001  the task's code may raise anything
+            backend.settle()
+        except Exception as error:
+            logger.warning("the reference server failed in %s", operation, exc_info=True)
             answer = failure(operation, error)
         wire.send(channel, answer, answer.pop("fds", ()))
         for number in descriptors:

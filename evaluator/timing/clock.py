@@ -14,6 +14,8 @@ from evaluator.timing.statistics import Order, Pair
 TARGET_NS = 8e6
 """Length of a burst, so that waking and stopping stay small beside it."""
 MAX_SLOTS = 16
+LONG_CALL_MS = 2.0
+"""A longer call's burst on an accelerator is two calls."""
 STOLEN_SHARE = 0.05
 DISTURBED = "others ran on the arms' core"
 """Why a pair is discarded: as a whole, whichever arm was disturbed."""
@@ -48,8 +50,11 @@ class ArmTurn:
 
         On one core that is the processor time that the kernel counted for all of the arm's threads: it holds every
         piece of work, and neither the judge's own delays nor others' work. On several it is the span without the time
-        that others took.
+        that others took. On none, where the work is an accelerator's and no account of the processor's holds it, it
+        is the whole span: an arm whose threads wait for each other would shorten anything else.
         """
+        if cores == 0:
+            return float(self.span_ns)
         if cores == 1:
             return float(self.ran_ns)
         return float(self.span_ns - max(0, min(self.waited_ns, self.span_ns - self.ran_ns)))
@@ -113,6 +118,20 @@ def calls_per_turn(call_ns: float, slots: int) -> tuple[int, int]:
     wanted = TARGET_NS / max(call_ns, 1.0)
     most = max(2, min(slots, math.ceil(1.5 * wanted)))
     return max(2, min(most, math.floor(0.75 * wanted))), most
+
+
+def slots_on_device(bytes_per_call: int, leaves: int, free_bytes: int, call_ms: float) -> int:
+    """The same on an accelerator: at most 16, two for calls over 2 ms, and 0 when not even two fit.
+
+    Seven copies exist at once: three of the inputs, four of the outputs, counted in full, in half of the free memory.
+    """
+    each = max(1, 7 * bytes_per_call)
+    if 2 * each > free_bytes // 2:
+        return 0
+    if call_ms > LONG_CALL_MS:
+        return 2
+    wanted = min(MAX_SLOTS, 256 // max(1, leaves), max(2, (2 << 30) // each))
+    return int(max(2, min(wanted, free_bytes // 2 // each)))
 
 
 def slots_for(bytes_per_call: int, leaves: int, free_bytes: int) -> int:

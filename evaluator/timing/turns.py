@@ -43,6 +43,8 @@ class Turn:
     """Processor time of the arm's threads in the span."""
     waited_ns: int = 0
     """Time that they were ready and others ran."""
+    end_ns: int = 0
+    """When the arm was seen stopped, on the judge's clock."""
 
 
 class Arm:
@@ -74,7 +76,7 @@ class Arm:
         except wire.WireForged as error:
             raise ArmFault("forged", str(error)) from error
         ran_after, waited_after = self.child.cpu_ns()
-        return Turn(answer, received, end_ns - begin_ns, ran_after - ran, waited_after - waited)
+        return Turn(answer, received, end_ns - begin_ns, ran_after - ran, waited_after - waited, end_ns)
 
     def _await(self, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
         deadline = time.monotonic() + timeout_s

@@ -34,9 +34,8 @@ def view(arena: Arena, spec: TensorSpec) -> torch.Tensor:
     if spec.offset + extent * dtype.itemsize > arena.nbytes:
         raise ValueError("tensor outside its arena")
     if extent == 0:
-        return torch.empty_strided(spec.shape, spec.stride, dtype=dtype)
-    flat = torch.frombuffer(arena.memory, dtype=dtype, count=extent, offset=spec.offset)
-    return flat.as_strided(spec.shape, spec.stride)
+        return torch.empty_strided(spec.shape, spec.stride, dtype=dtype, device=arena.device)
+    return arena.flat(spec.offset, extent, dtype).as_strided(spec.shape, spec.stride)
 
 
 def read_calls(arena: Arena, calls: list[dict[str, Any]]) -> list[list[Any]]:
@@ -67,9 +66,12 @@ def run_burst(model: Any, calls: list[list[Any]]) -> tuple[list[Any], list[int]]
 class Delivery:
     """Writes results into the output arena and describes what they are made of."""
 
-    def __init__(self, arena: Arena, inputs: Arena | None = None, model: torch.nn.Module | None = None) -> None:
-        self._base = native.arena_start(arena)
-        self._input = (native.arena_start(inputs), native.arena_start(inputs) + inputs.nbytes) if inputs else (0, 0)
+    def __init__(
+        self, arena: Arena, inputs: Arena | None = None, model: torch.nn.Module | None = None, device: str = "cpu"
+    ) -> None:  # fmt: skip
+        self._arena = arena
+        self._device = device
+        self._input = (inputs.start, inputs.start + inputs.nbytes) if inputs else (0, 0)
         self._parameters = native.state_ranges(model) if model is not None else []
 
     def deliver(self, result: Any, slots: list[list[int]], earlier: list[Range]) -> dict[str, Any]:
@@ -86,7 +88,7 @@ class Delivery:
         aliases: list[dict[str, str]] = []
         own: list[Range] = []
         for index, (tensor, path) in enumerate(zip(flat.tensors, flat.paths, strict=True)):
-            row = native.describe(tensor, path)
+            row = native.describe(tensor, path, self._device)
             leaves.append(row)
             if not row["address"]:
                 continue
@@ -94,7 +96,7 @@ class Delivery:
             aliases += self._overlaps(here, earlier, own)
             own.append(here)
             if index < len(slots) and row["span_bytes"] <= slots[index][1]:
-                native.memmove(self._base + slots[index][0], row["address"], row["span_bytes"])
+                self._arena.put(slots[index][0], row["address"], row["span_bytes"])
         earlier += own
         for row in leaves:
             del row["address"], row["span_bytes"]

@@ -54,15 +54,21 @@ def seccomp_available() -> bool:
 
 
 def restrict_files(
-    *, read: Iterable[str], execute: Iterable[str], own: Iterable[str], devices: Iterable[str] = ()
-) -> None:
+    *, read: Iterable[str], execute: Iterable[str], own: Iterable[str], devices: Iterable[str] = (),
+    notes: Iterable[str] = (), whole: Iterable[str] = (),
+) -> None:  # fmt: skip
     """Confines this process to the given trees, without TCP, abstract sockets or signals to the outside.
 
-    `own` may be written, `execute` also run; paths that do not exist are left out. Raises OSError where the kernel
-    refuses.
+    `own` may be written, `execute` also run; in `notes` existing files may be written and cut (a driver names its
+    threads there), in `whole` everything is allowed. Paths that do not exist are left out. Raises OSError where the
+    kernel refuses.
     """
     with landlockpy.Ruleset(scoped=Scope.ABSTRACT_UNIX_SOCKET | Scope.SIGNAL) as ruleset:
-        for paths, access in ((read, READ), (execute, READ_EXECUTE), (own, OWN), (devices, DEVICE)):
+        grants = (
+            (read, READ), (execute, READ_EXECUTE), (own, OWN), (devices, DEVICE),
+            (notes, READ | AccessFS.WRITE_FILE | AccessFS.TRUNCATE), (whole, ruleset.handled_fs),
+        )  # fmt: skip
+        for paths, access in grants:
             for path in paths:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     ruleset.allow_path(path, access if os.path.isdir(path) else access & _FILE_RIGHTS)

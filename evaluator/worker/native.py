@@ -5,18 +5,11 @@ Invariant: everything used on a candidate's object was captured before candidate
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 
-from evaluator.worker.arena import Arena
 from evaluator.worker.tree import TensorSpec
-
-memmove = ctypes.memmove
-memset = ctypes.memset
-memcmp = ctypes.CDLL(None).memcmp
-memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _Base = torch._C.TensorBase
@@ -73,8 +66,8 @@ def nbytes_of(tensor: torch.Tensor) -> int:
     return extent_elements(tuple(_size(tensor)), tuple(_stride(tensor))) * _element_size(tensor)
 
 
-def describe(tensor: Any, path: str) -> dict[str, Any]:
-    """The fields of `LeafFacts`, and `address` (0 where there is nothing to copy) with `span_bytes`."""
+def describe(tensor: Any, path: str, device: str = "cpu") -> dict[str, Any]:
+    """The fields of `LeafFacts`, and `address` (0 where nothing lies on `device` to copy) with `span_bytes`."""
     kind = type(tensor)
     plain = kind is _Tensor or kind is _Parameter
     row: dict[str, Any] = {"path": path, "plain": plain, "type_name": kind.__name__[:80], "attributes": 0, "address": 0}
@@ -82,8 +75,8 @@ def describe(tensor: Any, path: str) -> dict[str, Any]:
     if not plain:
         return row | {"dtype": "other", "shape": [], "stride": [], "layout": "strided", "device": "cpu"}
     row["attributes"] = len(_attributes_of(tensor, "__dict__"))
-    layout, device = _layout_of(tensor), _device_of(tensor)
-    row |= {"layout": str(layout).removeprefix("torch."), "device": device.type}
+    layout, where = _layout_of(tensor), _device_of(tensor)
+    row |= {"layout": str(layout).removeprefix("torch."), "device": where.type}
     if layout is not _strided:
         return row | {"dtype": _NAMES.get(_dtype_of(tensor), "other"), "shape": list(_size(tensor)), "stride": []}
     spec = spec_of(tensor)
@@ -93,14 +86,9 @@ def describe(tensor: Any, path: str) -> dict[str, Any]:
     row["storage_bytes"] = _storage_bytes(_storage(tensor))
     if _is_conj(tensor) or _is_neg(tensor):
         row["layout"] = "lazy view"
-    elif device.type == "cpu" and row["storage_bytes"] >= row["needed_bytes"]:
+    elif where.type == device and row["storage_bytes"] >= row["needed_bytes"]:
         row |= {"address": _data_ptr(tensor), "span_bytes": span}
     return row
-
-
-def arena_start(arena: Arena) -> int:
-    """Address of an arena's mapping in this process."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(arena.memory))
 
 
 def state_ranges(model: torch.nn.Module) -> list[tuple[int, int, str]]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from evaluator.compile import shim
-from evaluator.worker import burst, confine, native, trace, tripwire, wire
+from evaluator.worker import backend, burst, confine, native, trace, tripwire, wire
 from evaluator.worker.arena import Arena
 from evaluator.worker.tree import TensorSpec, unflatten
 
@@ -36,7 +36,8 @@ class NotAModel(TypeError):
 class Worker:
     """State of one worker: its model, the arenas, the results that a caller would still hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: backend.Backend) -> None:
+        self._device = device
         self._inputs = self._outputs = self._parameters = Arena.create(0)
         self._model: Any = None
         self._earlier: list[burst.Range] = []
@@ -45,6 +46,11 @@ class Worker:
         self._compilers = trace.CompilerWatch()
         self._functions = tripwire.functions()
         self._settings = tripwire.settings()
+
+    def open(self) -> Answer:
+        """Makes this process's context on the device; no candidate code has run yet."""
+        self._device.open()
+        return {"op": "opened"}
 
     def load(self, class_name: str, fds: list[int]) -> Answer:
         """Runs the source as a module; answers whether it defines the class that was asked for."""
@@ -66,19 +72,19 @@ class Worker:
         model = sys.modules["candidate"].__dict__[class_name](*unflatten(tree, tensors))
         if not isinstance(model, torch.nn.Module):
             raise NotAModel(f"{class_name} made a {type(model).__name__}, not a torch.nn.Module")
-        model.to(native.DTYPES[dtype])
+        model.to(self._device.device, native.DTYPES[dtype])
         model.train(train)
         if quiet:
             _quieten(model)
         self._model = model
         return {"op": "constructed", "state": {name: _entry(value) for name, value in model.state_dict().items()}}
 
-    def map(self, fds: list[int]) -> Answer:
-        """Takes new arenas: inputs, outputs, parameters."""
+    def map(self, handles: list[Any], drop: bool, fds: list[int] | None = None) -> Answer:
+        """Takes new arenas, by descriptors or handles: inputs, outputs, parameters."""
         self._held, self._earlier = [], []
         for arena in (self._inputs, self._outputs, self._parameters):
-            arena.close()
-        self._inputs, self._outputs, self._parameters = (Arena.attach(number) for number in fds)
+            arena.release()
+        self._inputs, self._outputs, self._parameters = self._device.attach(fds or [], handles, drop)
         return {"op": "mapped"}
 
     def parameters(self, entries: dict[str, Any]) -> Answer:
@@ -104,13 +110,17 @@ class Worker:
         With `hold` the results stay alive until another burst without it, as a caller's would. With `each` a result
         is delivered before the next call, for rules under which it dies there.
         """
-        delivery = burst.Delivery(self._outputs, self._inputs, self._model)
+        delivery = burst.Delivery(self._outputs, self._inputs, self._model, self._device.device.type)
         inputs, slots = burst.read_calls(self._inputs, calls), [call["slots"] for call in calls]
         if each:
             return self._run_each(inputs, slots, delivery)
-        results, stamps = burst.run_burst(self._model, inputs)
-        earlier = list(self._earlier)
-        answers = [delivery.deliver(result, place, earlier) for result, place in zip(results, slots, strict=True)]
+        earlier, answers = list(self._earlier), []
+        results, stamps = self._device.run_burst(
+            self._model, inputs, lambda result: answers.append(delivery.deliver(result, slots[0], earlier))
+        )
+        pending = list(zip(results, slots, strict=True))[len(answers) :]
+        answers += [delivery.deliver(result, place, earlier) for result, place in pending]
+        self._device.settle()  # while the results live
         if hold:
             self._earlier = earlier
             self._held += zip(results, slots, strict=True)
@@ -121,16 +131,18 @@ class Worker:
     def _run_each(self, calls: list[list[Any]], slots: list[list[list[int]]], delivery: burst.Delivery) -> Answer:
         answers, stamps = [], [0]
         for inputs, place in zip(calls, slots, strict=True):
-            (result,), (begin, end) = burst.run_burst(self._model, [inputs])
+            (result,), (begin, end) = self._device.run_burst(self._model, [inputs])
             stamps.append(stamps[-1] + end - begin)
             answers.append(delivery.deliver(result, place, []))
+            self._device.settle()
         return {"op": "ran", "stamps": stamps, "results": answers}
 
     def redeliver(self) -> Answer:
         """Delivers the results that are still held once more: they may have changed since."""
-        delivery = burst.Delivery(self._outputs)
+        delivery = burst.Delivery(self._outputs, device=self._device.device.type)
         for result, slots in self._held:
             delivery.deliver(result, slots, [])
+        self._device.settle()
         return {"op": "redelivered"}
 
     def trace(self, calls: list[dict[str, Any]]) -> Answer:
@@ -155,7 +167,9 @@ class Worker:
         return {"op": "sealed"}
 
 
-OPERATIONS = ("load", "construct", "map", "parameters", "state", "run", "redeliver", "trace", "inspect", "seal")
+OPERATIONS = (
+    "open", "load", "construct", "map", "parameters", "state", "run", "redeliver", "trace", "inspect", "seal",
+)  # fmt: skip
 
 
 def _path() -> str:
@@ -174,10 +188,11 @@ def _entry(value: torch.Tensor) -> dict[str, Any]:
     return {"dtype": spec.dtype, "shape": list(spec.shape)}
 
 
-def work(channel: socket) -> None:
-    """Serves the judge's requests until it closes the channel."""
+def work(channel: socket, runtime: str) -> None:
+    """Serves the judge's requests until it closes the channel, on the device that `runtime` names."""
     shim.install(_asking(channel))
-    worker = Worker()
+    device = backend.create(runtime)
+    worker = Worker(device)
     handlers: dict[str, Callable[..., Answer]] = {name: getattr(worker, name) for name in OPERATIONS}
     send, receive = wire.send, wire.receive_trusted
     forget_project()
@@ -189,6 +204,7 @@ def work(channel: socket) -> None:
         operation = str(request["op"])
         try:
             answer = handlers[request.pop("op")](**request, **({"fds": descriptors} if descriptors else {}))
+            device.settle()
         except BaseException as error:  # noqa: BLE001  the candidate may raise anything at all
             answer = failure(operation, error)
         for number in descriptors if operation != "map" else ():

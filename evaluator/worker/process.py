@@ -14,13 +14,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from evaluator.worker import wire
-from evaluator.worker.sandbox import SandboxPlan
+from evaluator.worker.sandbox import SandboxPlan, import_path
 from tasks.lifeline import Owned, spawn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,12 +169,13 @@ class Zygote:
 
     def __init__(
         self, *, threads: int = 1, lock_descriptor: int = -1, environment: Mapping[str, str] | None = None,
-        scratch: str = "",
+        modules: Sequence[str] = (), scratch: str = "",
     ) -> None:  # fmt: skip
         self._threads = threads
         self._lock = lock_descriptor
         self._scratch = scratch
         self._environment = dict(environment or {})
+        self._modules = list(modules)
         self._control: socket.socket | None = None
         self._owned: Owned | None = None
         self.pid = 0
@@ -189,14 +190,15 @@ class Zygote:
         )  # fmt: skip
         theirs.close()
         self._control = ours
-        wire.send(ours, {"op": "start", "threads": self._threads, "scratch": self._scratch})
+        settings = {"threads": self._threads, "modules": self._modules, "scratch": self._scratch}
+        wire.send(ours, {"op": "start", **settings})
         self.pid = int(self._ask(timeout_s)["pid"])
 
     def _variables(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         one = str(self._threads)
         return {
-            **kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": one,
+            **kept, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": one,
             "MKL_NUM_THREADS": one, "OPENBLAS_NUM_THREADS": one, "OMP_WAIT_POLICY": "PASSIVE",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "USER": "worker", "LOGNAME": "worker", **self._environment,
         }  # fmt: skip

@@ -41,6 +41,8 @@ class SandboxPlan:
     execute: tuple[str, ...] = ()
     """Trees of the toolchain."""
     devices: tuple[str, ...] = ()
+    accelerator: bool = False
+    """Whether the worker uses an accelerator, whose driver wants all of /dev, /sys and its own entries of /proc."""
     cores: tuple[int, ...] = ()
     """Cores that the worker and all its threads are held on; empty for all."""
     scratch_mib: int = 512
@@ -82,17 +84,52 @@ def _map_ids(uid: int, gid: int) -> None:
             file.write(text)
 
 
+_PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+
+
 def interpreter_trees() -> tuple[str, ...]:
-    """Folders that Python and its compiled libraries are read from."""
+    """Folders that Python and its compiled libraries are read from.
+
+    Those of the import path are among them, but for the project and every folder that holds it or the user's home,
+    such as the `/` that the zygote is started in.
+    """
     trees = {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), *site.getsitepackages()}
     trees |= {os.path.dirname(os.path.realpath(sys.executable))}
+    trees |= {entry for entry in sys.path if os.path.isabs(entry) and not holds_private(entry)}
     return tuple(sorted(os.path.realpath(tree) for tree in trees if os.path.isdir(tree)))
+
+
+def holds_private(folder: str) -> bool:
+    """Whether the project or the user's home lies in the folder, so that no worker may read all of it."""
+    private = (_PROJECT, os.path.realpath(os.path.expanduser("~")))
+    inside = os.path.join(os.path.realpath(folder), "")
+    return any(os.path.join(place, "").startswith(inside) for place in private)
+
+
+def import_path() -> str:
+    """PYTHONPATH for a process of the project: its folder, then whatever this process finds installed packages by.
+
+    Those are the entries of PYTHONPATH and the folders that packages were installed to beside the interpreter's own.
+    Other entries of the import path, such as a script's folder, are left out: candidates may read what is in it.
+    """
+    given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    own = {os.path.realpath(folder) for folder in site.getsitepackages()}
+    installed = [e for e in sys.path if os.path.isabs(e) and os.path.realpath(e) not in own and _has_packages(e)]
+    return os.pathsep.join(dict.fromkeys([_PROJECT, *given, *installed]))
+
+
+def _has_packages(folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    return False
 
 
 SYSTEM_TREES = (
     "/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime",
     "/etc/alternatives", "/etc/passwd", "/etc/nsswitch.conf", "/sys/devices/system", "/sys/fs/cgroup",
 )  # fmt: skip
+ACCELERATOR_TREES = ("/sys", "/proc/driver", "/proc/devices", "/proc/modules", "/proc/meminfo", "/proc/cpuinfo")
+"""What the CUDA driver reads beside what every worker may."""
 PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
@@ -157,11 +194,18 @@ def _confine(plan: SandboxPlan, scratch: str) -> list[str]:
 
     layers = []
     if "landlock" in plan.layers and confine.landlock_available():
-        read = (*interpreter_trees(), *SYSTEM_TREES, *plan.read, "/proc" if os.getpid() == 1 else "/proc/self")
+        own_proc = "/proc" if os.getpid() == 1 else "/proc/self"
+        read = (*interpreter_trees(), *SYSTEM_TREES, *plan.read, own_proc)
         own = [scratch]
         if os.path.ismount("/dev/shm"):
             own.append("/dev/shm")
-        confine.restrict_files(read=read, execute=plan.execute, own=own, devices=(*PLAIN_DEVICES, *plan.devices))
+        if plan.accelerator:
+            confine.restrict_files(
+                read=(*read, *ACCELERATOR_TREES), execute=plan.execute, own=own, devices=PLAIN_DEVICES,
+                notes=(own_proc,), whole=("/dev",),
+            )  # fmt: skip
+        else:
+            confine.restrict_files(read=read, execute=plan.execute, own=own, devices=(*PLAIN_DEVICES, *plan.devices))
         layers.append("landlock")
     if "seccomp" in plan.layers and confine.seccomp_available():
         confine.filter_calls(sockets=plan.sockets)

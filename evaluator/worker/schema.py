@@ -39,6 +39,10 @@ class Ready(Answer):
     layers: Names
 
 
+class Opened(Answer):
+    op: Literal["opened"]
+
+
 class Loaded(Answer):
     op: Literal["loaded"]
     defined: bool
@@ -132,7 +136,19 @@ class Sealed(Answer):
 
 
 AnyAnswer = Annotated[
-    Failed | Ready | Loaded | Constructed | Mapped | Took | Wrote | Ran | Redelivered | Traced | Inspected | Sealed,
+    Failed
+    | Ready
+    | Opened
+    | Loaded
+    | Constructed
+    | Mapped
+    | Took
+    | Wrote
+    | Ran
+    | Redelivered
+    | Traced
+    | Inspected
+    | Sealed,
     Field(discriminator="op"),
 ]
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(AnyAnswer)

@@ -14,6 +14,7 @@ import pickle
 import time
 import timeit
 import types
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -23,8 +24,10 @@ import torch.testing
 
 _WATCHED: dict[str, Any] = {
     "torch": torch, "torch.nn.functional": torch.nn.functional, "torch.testing": torch.testing,
-    "torch.Tensor": torch.Tensor, "torch.nn.Module": torch.nn.Module, "torch.cuda": torch.cuda, "time": time,
-    "timeit": timeit, "json": json, "pickle": pickle, "gc": gc, "builtins": builtins,
+    "torch.Tensor": torch.Tensor, "torch.nn.Module": torch.nn.Module, "torch.cuda": torch.cuda,
+    "torch.cuda.Event": torch.cuda.Event, "torch.cuda.Stream": torch.cuda.Stream,
+    "torch.cuda.CUDAGraph": torch.cuda.CUDAGraph, "time": time, "timeit": timeit,
+    "json": json, "pickle": pickle, "gc": gc, "builtins": builtins,
 }  # fmt: skip
 _LIMIT = 40
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -60,19 +63,27 @@ def _foreign(now: Any, before: Any) -> bool:
 
 def settings() -> dict[str, str]:
     """Global settings of torch that change what others compute, or how fast."""
-    values: dict[str, Any] = {
-        "torch.num_threads": torch.get_num_threads(),
-        "torch.grad_enabled": torch.is_grad_enabled(),
-        "torch.default_dtype": torch.get_default_dtype(),
-        "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "torch.float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "cuda.matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-        "cudnn.enabled": torch.backends.cudnn.enabled,
-        "cudnn.benchmark": torch.backends.cudnn.benchmark,
-        "cudnn.deterministic": torch.backends.cudnn.deterministic,
-        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    asked: dict[str, Callable[[], Any]] = {
+        "torch.num_threads": torch.get_num_threads,
+        "torch.grad_enabled": torch.is_grad_enabled,
+        "torch.default_dtype": torch.get_default_dtype,
+        "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "torch.float32_matmul_precision": torch.get_float32_matmul_precision,
+        "cuda.matmul.allow_tf32": lambda: matmul.allow_tf32,
+        "cudnn.enabled": lambda: cudnn.enabled,
+        "cudnn.benchmark": lambda: cudnn.benchmark,
+        "cudnn.deterministic": lambda: cudnn.deterministic,
+        "cudnn.allow_tf32": lambda: cudnn.allow_tf32,
     }
-    return {name: str(value) for name, value in values.items()}
+    return {name: _said(ask) for name, ask in asked.items()}
+
+
+def _said(ask: Callable[[], Any]) -> str:
+    try:
+        return str(ask())
+    except RuntimeError:  # torch refuses to answer once the newer of two names has been set
+        return "set otherwise"
 
 
 def changed_settings(before: dict[str, str]) -> list[str]:

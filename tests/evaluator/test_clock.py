@@ -82,3 +82,10 @@ def test_the_judges_clock_holds_all_work_and_nothing_else() -> None:
     assert turn((0, 50), 100, ran=60, waited=30).shown_ns(2) == 70
     assert turn((0, 50), 100, ran=95, waited=90).shown_ns(2) == 95
     assert turn((0, 50), 100, ran=150, waited=90).shown_ns(2) == 100
+
+
+def test_an_accelerator_arm_is_shown_its_whole_span() -> None:
+    """5 ms of processor time and 9 ms of waiting threads shorten nothing of a span of 20 ms."""
+    turn = ArmTurn((0, 10, 20), 20_000_000, 5_000_000, 9_000_000)
+    assert turn.shown_ns(cores=0) == 20e6
+    assert turn.shown_ns(cores=2) == 11e6

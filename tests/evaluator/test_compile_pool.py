@@ -201,6 +201,8 @@ def test_without_any_layer_nothing_untrusted_is_built(pool: CompilePool) -> None
     assert result.kind == "sandbox_unavailable"
     pool._limits = dataclasses.replace(pool._limits, allow_unsandboxed=True)
     assert pool.compile(_request(ADD + "// open\n")).ok
+    assert pool.compile(_request(ADD + "// open again\n")).ok
+    assert not [path for path in Path(pool._limits.fallback_scratch).iterdir() if path.is_dir()]
 
 
 def test_compilers_keep_to_their_cores(tmp_path: Path) -> None:

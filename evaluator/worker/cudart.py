@@ -1,0 +1,153 @@
+"""The CUDA runtime that torch has loaded, by ctypes: what torch does not wrap, and what must not go through Python.
+
+Invariants: loading touches no device, so that it may happen before a fork; every function raises CudaError with the
+runtime's own words; copies and fills are queued on the legacy default stream, which is torch's current stream unless
+somebody changes it. The process sees one device, number 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HANDLE_BYTES = 64
+_DEVICE_TO_DEVICE = 3
+_L2_CACHE_SIZE = 38
+_LAZY_PEER_ACCESS = 1
+
+
+class CudaError(RuntimeError):
+    """A call into the CUDA runtime failed."""
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
+
+
+class _DeviceArray:
+    """Raw device memory as something that torch takes without a copy."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3, "strides": None,
+        }  # fmt: skip
+
+
+class Runtime:
+    """One process's CUDA runtime on its only device."""
+
+    device = torch.device("cuda:0")
+
+    def __init__(self, library: str) -> None:
+        lib = ctypes.CDLL(library)
+        self._text = lib.cudaGetErrorString
+        self._text.restype, self._text.argtypes = ctypes.c_char_p, [ctypes.c_int]
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        self._malloc = _bound(lib.cudaMalloc, ctypes.POINTER(pointer), size)
+        self._free = _bound(lib.cudaFree, pointer)
+        self._get_handle = _bound(lib.cudaIpcGetMemHandle, ctypes.POINTER(_Handle), pointer)
+        self._open_handle = _bound(lib.cudaIpcOpenMemHandle, ctypes.POINTER(pointer), _Handle, ctypes.c_uint)
+        self._close_handle = _bound(lib.cudaIpcCloseMemHandle, pointer)
+        self._copy = _bound(lib.cudaMemcpyAsync, pointer, pointer, size, ctypes.c_int, pointer)
+        self._set = _bound(lib.cudaMemsetAsync, pointer, ctypes.c_int, size, pointer)
+        self._wait = _bound(lib.cudaDeviceSynchronize)
+        self._wait_stream = _bound(lib.cudaStreamSynchronize, pointer)
+        self._memory = _bound(lib.cudaMemGetInfo, ctypes.POINTER(size), ctypes.POINTER(size))
+        self._attribute = _bound(lib.cudaDeviceGetAttribute, ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int)
+        self._reset_l2 = _bound(lib.cudaCtxResetPersistingL2Cache)
+
+    def open(self) -> None:
+        """Makes the context; raises CudaError or what torch raises."""
+        torch.cuda.init()
+        torch.zeros(1, device=self.device)
+        self.wait()
+
+    def malloc(self, nbytes: int) -> int:
+        """An allocation of its own; returns its address."""
+        address = ctypes.c_void_p()
+        self._check(self._malloc(ctypes.byref(address), nbytes), f"cudaMalloc of {nbytes} bytes")
+        return int(address.value or 0)
+
+    def free(self, address: int) -> None:
+        """Frees an allocation."""
+        self._check(self._free(address), "cudaFree")
+
+    def export(self, address: int) -> bytes:
+        """The legacy IPC handle of an allocation."""
+        handle = _Handle()
+        self._check(self._get_handle(ctypes.byref(handle), address), "cudaIpcGetMemHandle")
+        return ctypes.string_at(ctypes.byref(handle), HANDLE_BYTES)
+
+    def open_handle(self, raw: bytes) -> int:
+        """Maps another process's allocation; returns its address here."""
+        if len(raw) != HANDLE_BYTES:
+            raise CudaError(f"an IPC handle has {HANDLE_BYTES} bytes, not {len(raw)}")
+        handle, address = _Handle(), ctypes.c_void_p()
+        ctypes.memmove(ctypes.byref(handle), raw, HANDLE_BYTES)
+        code = self._open_handle(ctypes.byref(address), handle, _LAZY_PEER_ACCESS)
+        self._check(code, "cudaIpcOpenMemHandle")
+        return int(address.value or 0)
+
+    def close_handle(self, address: int) -> None:
+        """Unmaps what `open_handle` mapped."""
+        self._check(self._close_handle(address), "cudaIpcCloseMemHandle")
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Queues a copy on the default stream."""
+        self._check(self._copy(target, source, nbytes, _DEVICE_TO_DEVICE, None), "cudaMemcpyAsync")
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        """Queues a fill on the default stream."""
+        self._check(self._set(address, byte, nbytes, None), "cudaMemsetAsync")
+
+    def wait(self) -> None:
+        """Waits for all work of this process, side streams included; raises the device's pending error."""
+        self._check(self._wait(), "cudaDeviceSynchronize")
+
+    def wait_stream(self) -> None:
+        """Waits for the default stream alone."""
+        self._check(self._wait_stream(None), "cudaStreamSynchronize")
+
+    def reset_persisting_l2(self) -> None:
+        """Turns lines that were made to persist in the L2 cache back into normal ones."""
+        self._check(self._reset_l2(), "cudaCtxResetPersistingL2Cache")
+
+    def l2_bytes(self) -> int:
+        """Size of the L2 cache."""
+        value = ctypes.c_int()
+        self._check(self._attribute(ctypes.byref(value), _L2_CACHE_SIZE, 0), "cudaDeviceGetAttribute")
+        return value.value
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total memory of the device."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._check(self._memory(ctypes.byref(free), ctypes.byref(total)), "cudaMemGetInfo")
+        return free.value, total.value
+
+    def tensor(self, address: int, nbytes: int) -> torch.Tensor:
+        """A uint8 tensor over device memory, which it does not own."""
+        return torch.as_tensor(_DeviceArray(address, nbytes), device=self.device)
+
+    def trim(self) -> None:
+        """Gives torch's cached memory back."""
+        torch.cuda.empty_cache()
+
+    def _check(self, code: int, what: str) -> None:
+        if code != 0:
+            raise CudaError(f"{what}: {self._text(code).decode()} (CUDA error {code})")
+
+
+def _bound(function: Any, *argtypes: Any) -> Any:
+    function.argtypes, function.restype = list(argtypes), ctypes.c_int
+    return function
+
+
+def load() -> Runtime:
+    """The runtime library that this process's torch uses; raises CudaError for a torch without CUDA."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "/libcudart" in line:
+            return Runtime(line.split(maxsplit=5)[5])
+    raise CudaError(f"torch {torch.__version__} has loaded no CUDA runtime: install a build with CUDA")

@@ -1,0 +1,111 @@
+"""CUDA devices by a driver library without a driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evaluator import device_cuda
+from evaluator.timing import hygiene
+from evaluator.timing.clock import slots_on_device
+from tasks.errors import UsageError
+
+
+class _Nvml:
+    """Three devices, the third with an odd UUID."""
+
+    NVMLError = RuntimeError
+    names = ("NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA L40S")
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.names)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}abc"
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:
+        return self.names[handle].encode()
+
+    def nvmlDeviceGetMinorNumber(self, handle: int) -> int:
+        raise RuntimeError("not supported")
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_cuda, "_nvml", _Nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("product", "expected"),
+    [
+        ("NVIDIA H200", "H200"), ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA H100 80GB HBM3", "H100"),
+        ("Tesla T4", "T4"), ("NVIDIA GeForce RTX 4090", "RTX4090"), ("NVIDIA L40S", "L40S"), ("NVIDIA", "NVIDIA"),
+    ],
+)  # fmt: skip
+def test_type_is_the_word_that_clusters_use(product: str, expected: str) -> None:
+    assert device_cuda.type_of(product) == expected
+
+
+@pytest.mark.usefixtures("nvml")
+def test_a_device_is_known_by_its_uuid() -> None:
+    device = device_cuda.open_cuda("cuda:1")
+    assert (device.name, device.type, device.uuid) == ("cuda:1", "A100", "GPU-1abc")
+    assert dict(device.environment)["CUDA_VISIBLE_DEVICES"] == "GPU-1abc"
+    assert device.lock_path.endswith("kontrast-GPU-1abc.lock")
+    assert device_cuda.open_cuda("cuda").name == "cuda:0"
+
+
+@pytest.mark.usefixtures("nvml")
+@pytest.mark.parametrize(
+    ("listed", "index", "uuid"),
+    [("2,0", 0, "GPU-2abc"), ("2,0", 1, "GPU-0abc"), ("GPU-1abc", 0, "GPU-1abc"), ("1,9,0", 0, "GPU-1abc")],
+)
+def test_the_index_counts_visible_devices(monkeypatch: pytest.MonkeyPatch, listed: str, index: int, uuid: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert device_cuda.open_cuda(f"cuda:{index}").uuid == uuid
+
+
+@pytest.mark.usefixtures("nvml")
+@pytest.mark.parametrize(("listed", "name"), [(None, "cuda:3"), ("", "cuda"), ("1,9,0", "cuda:1"), (None, "cuda:x")])
+def test_a_missing_device_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, listed: str | None, name: str) -> None:
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    with pytest.raises(UsageError, match="there is no device"):
+        device_cuda.open_cuda(name)
+
+
+def test_cores_are_split_between_arms_and_everything_else() -> None:
+    assert device_cuda.split_cores(list(range(16))) == ((12, 13, 14, 15), tuple(range(12)))
+    assert device_cuda.split_cores([0, 1]) == ((1,), (0,))
+    assert device_cuda.split_cores([3]) == ((3,), (3,))
+
+
+def test_only_a_throttled_device_spoils_a_pair() -> None:
+    """0x4 is the software power cap, 0x8 a hardware slowdown, 0x40 a thermal one."""
+    assert hygiene.spoiled({}) == "" == hygiene.spoiled({"reasons": 4.0})
+    assert hygiene.spoiled({"reasons": 8.0}) == hygiene.SPOILED == hygiene.spoiled({"reasons": 68.0})
+
+
+def test_readings_are_summed_up() -> None:
+    readings: list[dict[str, Any]] = [
+        {"sm_mhz": 1980.0, "power_w": 100.0, "reasons": 1.0}, {"sm_mhz": 1400.0, "power_w": 690.0, "reasons": 4.0},
+        {"sm_mhz": 1500.0},
+    ]  # fmt: skip
+    found = hygiene.summary(readings)
+    assert found == {"sm_mhz": [1400.0, 1500.0, 1980.0], "power_w_max": 690.0, "reasons": "0x5"}
+
+
+def test_slots_on_a_device() -> None:
+    """Seven copies in half of the free memory, at most 16, 2 GiB beyond two, two for long calls."""
+    gib = 1 << 30
+    assert slots_on_device(1 << 20, 2, 100 * gib, 0.1) == 16
+    assert slots_on_device(64 << 20, 2, 100 * gib, 0.1) == 4  # 2 GiB / (7 x 64 MiB) = 4.57
+    assert slots_on_device(1 << 20, 2, 100 * gib, 2.5) == 2
+    assert slots_on_device(3 * gib, 2, 100 * gib, 0.1) == 2
+    assert slots_on_device(4 * gib, 2, 100 * gib, 0.1) == 0
+    assert slots_on_device(1 << 10, 64, 100 * gib, 0.1) == 4  # 256 leaves a message
