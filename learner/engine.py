@@ -57,13 +57,14 @@ def join_process_group(device: str, *, rank: int = 0, world: int = 1, address: s
     """
     import torch.distributed as dist
 
-    if dist.is_initialized():
-        return
     host, _, port = (address or "127.0.0.1:0").rpartition(":")
+    # DeepSpeed reads these also when the group is open already, for example because an engine in this process opened it.
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"),
         MASTER_ADDR=host, MASTER_PORT=port,
     )  # fmt: skip
+    if dist.is_initialized():
+        return
     timeout = datetime.timedelta(seconds=timeout_s)
     store = dist.HashStore() if world == 1 else dist.TCPStore(host, int(port), world, rank == 0, timeout=timeout)
     backend = "gloo" if device == "cpu" else "nccl"
