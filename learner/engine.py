@@ -58,7 +58,7 @@ def join_process_group(device: str, *, rank: int = 0, world: int = 1, address: s
     import torch.distributed as dist
 
     host, _, port = (address or "127.0.0.1:0").rpartition(":")
-    # DeepSpeed reads these also when the group is open already, for example because an engine in this process opened it.
+    # DeepSpeed reads these also when the group is open already: an engine in this process may have opened it.
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"),
         MASTER_ADDR=host, MASTER_PORT=port,
