@@ -23,7 +23,7 @@ WORKERS = """
 import json, os, socket, sys
 import torch.utils.cpp_extension
 from evaluator.compile import shim
-from evaluator.worker import sandbox
+from evaluator.worker import confine, sandbox  # all of it before the project is hidden
 control = socket.socket(fileno=int(sys.argv[1]))
 settings = sandbox.SandboxPlan(execute=tuple(json.loads(sys.argv[2])))
 
