@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from evaluator import Evaluator, EvaluatorConfig
+from evaluator.config import SandboxConfig
 from evaluator.device import DeviceLock, open_device
 from evaluator.worker.process import ROOT
 from tasks.records import Candidate, Task
@@ -114,6 +115,19 @@ def test_a_killed_judge_leaves_no_process_lock_or_file(judge: tuple[subprocess.P
     assert wait_until(lambda: gone(below)), [(pid, state(pid)) for pid in below]
     assert free_lock()
     assert not {name for name in set(os.listdir(tempfile.gettempdir())) - before if name.startswith("kontrast")}
+
+
+def test_a_machine_without_mount_namespaces_keeps_no_folder_either(task: Task, quick: EvaluatorConfig) -> None:
+    """There workers write into a real folder: it goes with the worker, and the one above it with the zygote."""
+    bare = quick.model_copy(update={"sandbox": SandboxConfig(layers=("landlock", "seccomp"))})
+    before = set(os.listdir(tempfile.gettempdir()))
+    with Evaluator(config=bare) as evaluator:
+        assert (
+            evaluator.evaluate(task, Candidate(source="import no_such_thing\nclass ModelNew: pass")).reason == "crash"
+        )
+        made = {name for name in set(os.listdir(tempfile.gettempdir())) - before if name.startswith("kontrast-")}
+        assert [os.listdir(os.path.join(tempfile.gettempdir(), name)) for name in made] == [[]]
+    assert wait_until(lambda: not any(os.path.exists(os.path.join(tempfile.gettempdir(), name)) for name in made))
 
 
 def test_a_killed_zygote_takes_all_with_it_and_is_told(judge: tuple[subprocess.Popen[bytes], int, list[int]]) -> None:
