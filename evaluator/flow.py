@@ -174,13 +174,10 @@ class Flow:
         finally:
             for number in sources.values():
                 os.close(number)
-        loaded = self._observed.parameters == "loaded"
-        if loaded:
+        if self._observed.parameters == "loaded":
             bench.load_parameters(bench.secret() if bench.random_parameters else None)
         self._seconds["warm"] = loading.warm(bench, self._config)
         self._desk.open = False
-        if loaded:
-            bench.load_parameters(bench.secret() if bench.random_parameters else None)
 
     @contextmanager
     def _exclusive(self, bench: Bench) -> Iterator[None]:

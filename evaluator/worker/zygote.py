@@ -35,8 +35,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     settings, _ = wire.receive_trusted(control)
-    for number in (signal.SIGINT, signal.SIGTERM):  # it ends, and cleans up, when the judge's end closes
-        signal.signal(number, signal.SIG_IGN)
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # it ends, and cleans up, when the judge's end closes
+        signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps; the judge learns of deaths from its own sockets
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # also workers whose intermediary was killed before them
     _import_everything(settings)
@@ -136,8 +136,8 @@ def _fork(control: socket.socket, request: dict[str, Any], descriptors: list[int
             os._exit(71)
         control.close()
         os.setsid()
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
+        for restored in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+            signal.signal(restored, signal.SIG_DFL)
         if request["role"] == "worker":
             code = _intermediary(request, *descriptors)
         else:
