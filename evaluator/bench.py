@@ -1,7 +1,8 @@
 """The bench: the two sides of one evaluation, the arenas between them, and the server that feeds and compares.
 
 Invariants: at any time at most one of the three processes runs; every call gets inputs drawn from a secret seed, and
-every result is compared before the next inputs are drawn; the candidate sees expendable copies."""
+every result is compared before the next inputs are drawn; the candidate sees expendable copies.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What differs between devices: the arms' cores, what a worker may open, and the lock that makes timing exclusive.
 
 Invariants: the lock is a flock on the device's own node, so that it leaves no file, needs no cleaning and is free as
-soon as the last process that inherited it is gone; only judge, zygote and reference server hold its descriptor."""
+soon as the last process that inherited it is gone; only judge, zygote and reference server hold its descriptor.
+"""
 
 from __future__ import annotations
 

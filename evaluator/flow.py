@@ -1,7 +1,8 @@
 """One evaluation: screen, compile, load, check, probe, time, confirm; then the verdict.
 
 Invariants: facts first, the verdict last and only from facts; the first proven fault ends the evaluation; both workers
-are gone when `run` returns; what goes wrong while a candidate lives is its doing unless it goes wrong without it."""
+are gone when `run` returns; what goes wrong while a candidate lives is its doing unless it goes wrong without it.
+"""
 
 from __future__ import annotations
 

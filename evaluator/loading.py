@@ -1,7 +1,8 @@
 """The step `load`: two workers from the zygote, a model in each, warmed up and sealed.
 
 Invariants: a worker is confined before foreign code runs; candidate code sees no secret input before the seal; the
-first call has a deadline of its own, since it may tune itself."""
+first call has a deadline of its own, since it may tune itself.
+"""
 
 from __future__ import annotations
 

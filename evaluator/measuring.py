@@ -1,7 +1,8 @@
 """The steps `time` and `confirm`: exclusive paired timing under a protocol, every timed call compared.
 
 Invariants: only while the device's lock is held; the protocol decides order, calls, placements and the end; the claim
-is bounded by the judge's spans."""
+is bounded by the judge's spans.
+"""
 
 from __future__ import annotations
 

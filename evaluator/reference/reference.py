@@ -1,7 +1,8 @@
 """The reference of one task: loaded from its source, admitted once, fed with drawn inputs and parameters.
 
 Invariants: inputs are functions of their draw, parameters of their seed and style alone; the task's code runs only in
-the reference server; inputs given to the reference are the server's own, so nothing a candidate writes reaches it."""
+the reference server; inputs given to the reference are the server's own, so nothing a candidate writes reaches it.
+"""
 
 from __future__ import annotations
 

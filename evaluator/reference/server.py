@@ -3,7 +3,8 @@
 Invariants: it never sees candidate code; what it shares with a candidate are expendable copies in arenas of their own,
 its inputs, expected results, budgets and seeds lie elsewhere; it reads a candidate's results only while the candidate
 is stopped, after a snapshot into private memory. The reference that is timed runs in an arm of its own, forked like
-the candidate's; this process is never timed."""
+the candidate's; this process is never timed.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Invariants: an arm is stopped whenever it has no turn; a turn begins only when the other arm is seen stopped, and its
 span ends when every thread of the arm is seen stopped again, so that nothing the arm says can shorten it; each request
-has one deadline, and memory is watched while the judge waits."""
+has one deadline, and memory is watched while the judge waits.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Invariants: the judge can stop, continue and kill a child's whole process group at any time; a child is stopped only
 when every one of its threads is seen stopped; `kill` returns when nothing of the child is left. No handle is shared
-between threads."""
+between threads.
+"""
 
 from __future__ import annotations
 

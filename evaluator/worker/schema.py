@@ -1,7 +1,8 @@
 """What a worker may answer: one closed schema per request. Anything else on the channel is a forged message.
 
 Invariant: parsing is strict (no coercion, no unknown key, bounded lists and texts), so that a parsed answer is plain
-data of known size; what it says is still only a claim."""
+data of known size; what it says is still only a claim.
+"""
 
 from __future__ import annotations
 

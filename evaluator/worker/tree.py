@@ -2,7 +2,8 @@
 
 A leaf tensor is `{"tensor": i}`: the i-th entry of a list of `TensorSpec`. Lists, tuples and dicts with string keys
 nest; None, bool, int, float and str stand for themselves (floats as hex text, so that NaN, infinities and every bit
-survive). Invariant: decoding makes only these types, whatever the text says."""
+survive). Invariant: decoding makes only these types, whatever the text says.
+"""
 
 from __future__ import annotations
 
