@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterable
+from functools import cache
 
 import landlockpy
 import seccompy
@@ -78,10 +79,26 @@ def restrict_files(
 _FILE_RIGHTS = AccessFS.READ_FILE | AccessFS.WRITE_FILE | AccessFS.EXECUTE | AccessFS.TRUNCATE | AccessFS.IOCTL_DEV
 
 
+def prepare() -> None:
+    """Makes the usual programs once, in the process that forks workers: assembling them takes longer than loading."""
+    for filter_ in (_calls(1, False), _sealing()):
+        len(filter_.program)
+
+
 def filter_calls(*, sockets: bool = False) -> None:
     """The filter that stands from load on: no sessions, signals to others, namespaces, debugging or sockets."""
+    _calls(os.getpid(), sockets).load()
+
+
+def seal() -> None:
+    """Forbids new programs and new processes to all threads; new threads stay allowed."""
+    _sealing().load()
+
+
+@cache
+def _calls(pid: int, sockets: bool) -> Filter:
+    """The filter for the process `pid`, the only one that it may send signals to."""
     filter_ = Filter(flags=FilterFlag.SPEC_ALLOW)
-    pid = os.getpid()
     for name in _NEVER:
         _deny(filter_, name, errno.EPERM)
     for name in ("kill", "tgkill"):
@@ -93,17 +110,17 @@ def filter_calls(*, sockets: bool = False) -> None:
         flag = 1 << bit
         if flag & _CLONE_NEW_NAMESPACE:
             _deny(filter_, "clone", errno.EPERM, [(0, CmpOp.MASKED_EQ, flag, flag)])
-    filter_.load()
+    return filter_
 
 
-def seal() -> None:
-    """Forbids new programs and new processes to all threads; new threads stay allowed."""
+@cache
+def _sealing() -> Filter:
     filter_ = Filter(flags=FilterFlag.TSYNC | FilterFlag.SPEC_ALLOW)
     for name in ("execve", "execveat", "fork", "vfork"):
         _deny(filter_, name, errno.EPERM)
     _deny(filter_, "clone", errno.EPERM, [(0, CmpOp.MASKED_EQ, 0, _CLONE_THREAD)])
     _deny_clone3(filter_)
-    filter_.load()
+    return filter_
 
 
 def _deny(filter_: Filter, name: str, number: int, args: list[tuple[int, ...]] | None = None) -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from functools import cache
 from socket import socket
 from typing import Any
 
@@ -24,6 +25,7 @@ from evaluator.worker.tree import TensorSpec, unflatten
 _TEXT_LIMIT = 4000
 _FILE = "candidate.py"
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+_kept: list[types.ModuleType] = []
 _FORGOTTEN = frozenset(("evaluator", "tasks", "__main__", "__mp_main__"))
 
 Answer = dict[str, Any]
@@ -238,9 +240,15 @@ def forget_project() -> None:
     own = {"", "/", _ROOT}
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) not in own and entry not in own]
     os.environ.pop("PYTHONPATH", None)
-    for name in [name for name in sys.modules if name.partition(".")[0] in _FORGOTTEN]:
-        del sys.modules[name]
+    for name in project_modules():
+        _kept.append(sys.modules.pop(name))  # taking them apart would take milliseconds
     sys.modules["__main__"] = types.ModuleType("__main__")
+
+
+@cache
+def project_modules() -> tuple[str, ...]:
+    """Names of the project's modules; read once, by the zygote, since a look at every name takes milliseconds."""
+    return tuple(name for name in sys.modules if name.partition(".")[0] in _FORGOTTEN)
 
 
 def failure(stage: str, error: BaseException) -> dict[str, Any]:

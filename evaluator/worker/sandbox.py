@@ -16,6 +16,7 @@ import site
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 
 from evaluator.worker import syscalls
 
@@ -87,6 +88,7 @@ def _map_ids(uid: int, gid: int) -> None:
 _PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
+@cache
 def interpreter_trees() -> tuple[str, ...]:
     """Folders that Python and its compiled libraries are read from.
 

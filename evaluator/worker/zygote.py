@@ -73,6 +73,9 @@ def _import_everything(settings: dict[str, Any]) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     tripwire.functions()
+    sandbox.interpreter_trees()
+    confine.prepare()
+    phases.project_modules()
     keep_freed_memory()
     torch.set_num_threads(int(settings.get("threads", 1)))
     torch.backends.cuda.matmul.allow_tf32 = False

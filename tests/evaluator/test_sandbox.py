@@ -85,6 +85,7 @@ def test_home_project_and_tests_are_out_of_reach(zygote: Zygote) -> None:
 def test_the_project_cannot_be_imported(zygote: Zygote) -> None:
     probe(zygote, """
         assert denied(__import__, "evaluator")
+        assert denied(__import__, "evaluator.worker.wire")
         assert denied(__import__, "tasks")
         assert not [name for name in sys.modules if name.split(".")[0] in ("evaluator", "tasks")]
         assert not any(os.path.exists(os.path.join(entry, "evaluator")) for entry in sys.path)
