@@ -332,7 +332,7 @@ def command_of_its_own(folder: Path, mark: str) -> Iterator[tuple[subprocess.Pop
         command.wait()
 
 
-def wait_until_gone(mark: str, limit_s: float = 60.0) -> None:
+def wait_until_gone(mark: str, limit_s: float = 240.0) -> None:
     """Waits until no process carries the mark."""
     deadline = time.monotonic() + limit_s
     while left := marked(mark):
