@@ -6,6 +6,7 @@ process; usage reporting stays off in every worker.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -15,6 +16,7 @@ from typing import Any
 
 from deploy.config import Config
 from deploy.graph.placement import Node, Request
+from deploy.graph.reaper import reaping
 from deploy.quiet import usage_reporting_off
 from tasks.errors import KontrastError
 
@@ -61,39 +63,61 @@ def named_address(config: Config, environment: Mapping[str, str]) -> str:
 
 @contextmanager
 def joined(config: Config) -> Iterator[Any]:
-    """Connects to the run's cluster and yields the module `ray`; raises ClusterUnreachable."""
+    """Connects to the run's cluster and yields the module `ray`; raises ClusterUnreachable.
+
+    Ray keeps the authentication of a process's first cluster: after one that was started here, a cluster with another
+    token is joined from another process.
+    """
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment = {**usage_reporting_off(os.environ), **passed_on}
     address = named_address(config, os.environ)
-    if not address:
-        private_token(os.environ)
-    import ray
+    with contextlib.nullcontext() if address else _private_cluster():
+        import ray
 
-    common: dict[str, Any] = {
-        "namespace": "kontrast", "log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False,
-        "runtime_env": {"env_vars": environment},
-    }  # fmt: skip
-    try:
-        if address:
-            ray.init(address=address, **common)
-        else:
-            ray.init(
-                address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
-                _node_ip_address="127.0.0.1", **common,
-            )  # fmt: skip
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise ClusterUnreachable(_unreachable(address, error)) from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+        common: dict[str, Any] = {
+            "namespace": "kontrast", "log_to_driver": False, "logging_level": logging.ERROR,
+            "configure_logging": False, "runtime_env": {"env_vars": environment},
+        }  # fmt: skip
+        try:
+            if address:
+                ray.init(address=address, **common)
+            else:
+                ray.init(
+                    address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
+                    _node_ip_address="127.0.0.1", **common,
+                )  # fmt: skip
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            raise ClusterUnreachable(_unreachable(address, error)) from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _private_cluster() -> Iterator[None]:
+    """What Ray started here leaves in this process ends with the block: its processes and, in the environment, its
+    token and the mode that Ray sets beside it."""
+    before = _authentication(os.environ)
+    with reaping(os.environ):
+        private_token(os.environ)
+        try:
+            yield
+        finally:
+            for name in _authentication(os.environ):
+                del os.environ[name]
+            os.environ.update(before)
+
+
+def _authentication(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("RAY_AUTH_")}
 
 
 def private_token(environment: MutableMapping[str, str]) -> None:
     """A token for the cluster that this process starts, where the user has chosen nothing: other users of the machine
     cannot use it, and none is written to the home folder. Ray itself turns token authentication on, and says so in a
     warning that a cluster of one's own does not need."""
-    if not any(name.startswith("RAY_AUTH_") for name in environment):
+    if not _authentication(environment):
         environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
 

@@ -212,10 +212,11 @@ def _await_end(ray: Any, coordinator: Any, watch: Callable[[], object]) -> None:
 
 
 def _restarts(ray: Any, actor: Any) -> bool:
-    """True when Ray starts the dead actor again."""
+    """True when Ray starts the dead actor again; False also where there is no dashboard to ask."""
     from ray.util.state import get_actor
+    from ray.util.state.exception import RayStateApiException
 
-    with contextlib.suppress(ray.exceptions.RayError, OSError, RuntimeError):
+    with contextlib.suppress(ray.exceptions.RayError, RayStateApiException, OSError, RuntimeError):
         found = get_actor(actor._actor_id.hex())
         return found is not None and found.state != "DEAD"
     return False

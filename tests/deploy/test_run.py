@@ -305,7 +305,7 @@ def marked(mark: str) -> list[int]:
 
 @contextmanager
 def command_of_its_own(folder: Path, mark: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """The run of `folder` in a process of its own with Ray of its own, at work: at least one sample has left."""
+    """The run of `folder` in a process of its own with Ray of its own, and the file of its events."""
     code = (
         "import importlib.util, pathlib, sys\n"
         f"spec = importlib.util.spec_from_file_location('run_of_its_own', {__file__!r})\n"
@@ -319,20 +319,28 @@ def command_of_its_own(folder: Path, mark: str) -> Iterator[tuple[subprocess.Pop
     environment = {**os.environ, "PYTHONPATH": str(project_root()), "KONTRAST_TEST_MARK": mark}
     with (folder / "log").open("w") as log:
         command = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log)
-    events = folder / id_of(folder) / "events.jsonl"
-    deadline = time.monotonic() + 120
     try:
-        while not (events.is_file() and "sample_left" in events.read_text()):
-            assert command.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, "the run did not begin"
-            time.sleep(0.1)
-        yield command, events
+        yield command, folder / id_of(folder) / "events.jsonl"
     finally:
         command.kill()
         command.wait()
 
 
-def wait_until_gone(mark: str, limit_s: float = 240.0) -> None:
+def wait_until_at_work(folder: Path, command: subprocess.Popen[bytes], events: Path) -> None:
+    """At least one sample has left."""
+    deadline = time.monotonic() + 120
+    while not (events.is_file() and "sample_left" in events.read_text()):
+        assert command.poll() is None, (folder / "log").read_text()
+        assert time.monotonic() < deadline, "the run did not begin"
+        time.sleep(0.1)
+
+
+def replayed(events: Path) -> RunState:
+    """The run's state by its file of events."""
+    return RunState.replay(event_from_dict(json.loads(line)) for line in events.read_text().splitlines())
+
+
+def wait_until_gone(mark: str, limit_s: float = 60.0) -> None:
     """Waits until no process carries the mark."""
     deadline = time.monotonic() + limit_s
     while left := marked(mark):
@@ -346,12 +354,16 @@ def test_a_killed_command_leaves_nothing_and_is_resumed(tmp_path: Path) -> None:
     its folder, and counts nothing twice."""
     mark = f"kontrast-{tmp_path.name}-{os.getpid()}"
     with command_of_its_own(tmp_path, mark) as (command, events):
+        wait_until_at_work(tmp_path, command, events)
         assert len(marked(mark)) > 3
         command.kill()
         command.wait()
         wait_until_gone(mark)
         before = len(events.read_text().splitlines())
-    state = run(tmp_path)
+    with command_of_its_own(tmp_path, mark) as (command, events):
+        assert command.wait(timeout=120) == 0, (tmp_path / "log").read_text()
+        wait_until_gone(mark)
+    state = replayed(events)
     check(state)
     assert state.incarnation == 2
     assert len(events.read_text().splitlines()) > before
@@ -362,10 +374,11 @@ def test_sigterm_stops_in_order(tmp_path: Path) -> None:
     is left."""
     mark = f"kontrast-{tmp_path.name}-{os.getpid()}"
     with command_of_its_own(tmp_path, mark) as (command, events):
+        wait_until_at_work(tmp_path, command, events)
         command.terminate()
         assert command.wait(timeout=90) == 0, (tmp_path / "log").read_text()
         wait_until_gone(mark)
-        state = RunState.replay(event_from_dict(json.loads(line)) for line in events.read_text().splitlines())
+    state = replayed(events)
     assert state.closed == "stopped"
     state.ledger.check()
     assert state.ledger.samples.counts()["in_flight"] == 0
