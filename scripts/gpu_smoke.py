@@ -1,6 +1,6 @@
 """Tries the CUDA evaluator out on a machine with one GPU: one short command, everything it saw under one folder.
 
-    python scripts/gpu_smoke.py OUT [--cases FOLDER] [--only WORD ...] [--budget SECONDS]
+    python scripts/gpu_smoke.py OUT [--cases FOLDER] [--only WORD ...] [--budget SECONDS] [--aa REPEATS]
 
 First a right and a wrong candidate with full tracebacks (where a worker cannot use the device, the layers of its
 sandbox are taken apart until it can), then own kernels by every compile route, the red-team cases that need a GPU, and
@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from evaluator import Evaluator, EvaluatorConfig  # noqa: E402
 from evaluator.compile import CompilePool  # noqa: E402
 from evaluator.compile.request import CompileRequest, CompileResult  # noqa: E402
 from evaluator.compile.routes import arch_of  # noqa: E402
+from evaluator.device import open_device  # noqa: E402
 from evaluator.worker.sandbox import LAYERS  # noqa: E402
 from tasks.records import Candidate, Evaluation, Task  # noqa: E402
 from tasks.reference_source import task_from_source  # noqa: E402
@@ -72,13 +73,18 @@ class Run:
     out: Path
     device: str
     layers: tuple[str, ...] = LAYERS
+    arm_cores: int = 0
+    """Cores that both arms are held on; 0 for the device's own choice."""
     ends_at_s: float = float("inf")
     evaluator: Evaluator | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def judge(self) -> Evaluator:
         if self.evaluator is None:
-            self.evaluator = Evaluator(self.device, _config(self.layers))
+            device = open_device(self.device)
+            if self.arm_cores:
+                device = replace(device, arm_cores=device.arm_cores[-self.arm_cores :])
+            self.evaluator = Evaluator(device, _config(self.layers))
         return self.evaluator
 
     def reset(self) -> None:
@@ -218,11 +224,24 @@ def _take_apart(run: Run, case: Case) -> bool:
     return False
 
 
+def _control(run: Run, repeats: int) -> None:
+    """The reference against itself, on the device's own cores and on one, each time in new processes."""
+    for arm_cores in (0, 1) if repeats else ():
+        run.reset()
+        run.arm_cores = arm_cores
+        for number in range(repeats):
+            for name, task in AA_TASKS.items():
+                run.one(Case(f"aa_{name}_{arm_cores or 'all'}_{number}", task, renamed(task), "aa"))
+    run.reset()
+    run.arm_cores = 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--cases", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--aa", type=int, default=1)
     parser.add_argument("--budget", type=float, default=480.0)
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
@@ -237,15 +256,15 @@ def main() -> None:
         run.one(second)
         cases = own[2:] + (_redteam(given.cases) if given.cases else [])
         cases = [case for case in cases if not given.only or any(word in case.name for word in given.only)]
+        for case in (case for case in cases if not case.builds):
+            run.one(case)
+        _control(run, given.aa)
         builds = _prebuild(cases, given.out, arch_of(run.judge().device.type))
-        for case in sorted(cases, key=lambda case: case.builds):
-            while case.builds and builds:
+        for case in (case for case in cases if case.builds):
+            while builds:
                 built = builds.pop().result()
                 print(f"built {built.name}: {built.ok} {built.seconds:.1f} s", flush=True)
             run.one(case)
-        if not given.only or "aa" in given.only:
-            for name, task in AA_TASKS.items():
-                run.one(Case(f"aa_{name}", task, renamed(task), "aa"))
     finally:
         run.reset()
         counts: dict[str, int] = {}

@@ -8,6 +8,7 @@ somebody changes it. The process sees one device, number 0.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Runtime:
         self._memory = _bound(lib.cudaMemGetInfo, ctypes.POINTER(size), ctypes.POINTER(size))
         self._attribute = _bound(lib.cudaDeviceGetAttribute, ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int)
         self._reset_l2 = _bound(lib.cudaCtxResetPersistingL2Cache)
+        self._empty_cache: Callable[[], None] = getattr(torch._C, "_cuda_emptyCache", _nothing)
 
     def open(self) -> None:
         """Makes the context; raises CudaError or what torch raises."""
@@ -133,11 +135,15 @@ class Runtime:
 
     def trim(self) -> None:
         """Gives torch's cached memory back."""
-        torch.cuda.empty_cache()
+        self._empty_cache()
 
     def _check(self, code: int, what: str) -> None:
         if code != 0:
             raise CudaError(f"{what}: {self._text(code).decode()} (CUDA error {code})")
+
+
+def _nothing() -> None:
+    """A torch without CUDA caches nothing."""
 
 
 def _bound(function: Any, *argtypes: Any) -> Any:

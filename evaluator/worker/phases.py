@@ -82,11 +82,15 @@ class Worker:
         return {"op": "constructed", "state": {name: _entry(value) for name, value in model.state_dict().items()}}
 
     def map(self, handles: list[Any], drop: bool, fds: list[int] | None = None) -> Answer:
-        """Takes new arenas, by descriptors or handles: inputs, outputs, parameters."""
+        """Takes new arenas, by descriptors or handles: inputs, outputs, parameters.
+
+        Cached device memory is given back, so that results too lie elsewhere on each placement.
+        """
         self._held, self._earlier = [], []
         for arena in (self._inputs, self._outputs, self._parameters):
             arena.release()
         self._inputs, self._outputs, self._parameters = self._device.attach(fds or [], handles, drop)
+        self._device.trim()
         return {"op": "mapped"}
 
     def parameters(self, entries: dict[str, Any]) -> Answer:

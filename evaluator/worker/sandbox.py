@@ -47,7 +47,6 @@ class SandboxPlan:
     cores: tuple[int, ...] = ()
     """Cores that the worker and all its threads are held on; empty for all."""
     scratch_mib: int = 512
-    sockets: bool = False
     layers: tuple[str, ...] = LAYERS
     """Layers to try; tests and hosts without them switch some off."""
     fallback_scratch: str = ""
@@ -210,7 +209,7 @@ def _confine(plan: SandboxPlan, scratch: str) -> list[str]:
             confine.restrict_files(read=read, execute=plan.execute, own=own, devices=(*PLAIN_DEVICES, *plan.devices))
         layers.append("landlock")
     if "seccomp" in plan.layers and confine.seccomp_available():
-        confine.filter_calls(sockets=plan.sockets)
+        confine.filter_calls(accelerator=plan.accelerator)
         layers.append("seccomp")
     return layers
 

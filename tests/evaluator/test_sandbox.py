@@ -135,6 +135,27 @@ def test_no_network_and_no_sockets(zygote: Zygote) -> None:
         """)  # fmt: skip
 
 
+def test_an_accelerators_worker_makes_a_unix_socket_and_connects_it_to_nothing(zygote: Zygote, tmp_path: Path) -> None:
+    """The driver needs one to start; the path lies outside what the private file system hides."""
+    folder = Path.cwd() / f".{tmp_path.name}-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        try:
+            folder.mkdir()
+            server.bind(str(folder / "s"))
+            server.listen()
+            probe(zygote, f"""
+                import socket
+                made = socket.socket(socket.AF_UNIX)
+                for call in (made.connect, made.bind):
+                    assert denied(call, {str(folder / "s")!r}) and denied(call, "\\0here")
+                assert denied(socket.socket, socket.AF_INET) and denied(socket.socket, socket.AF_NETLINK)
+                socket.socketpair()
+            """, SandboxPlan(accelerator=True))  # fmt: skip
+        finally:
+            (folder / "s").unlink(missing_ok=True)
+            folder.rmdir()
+
+
 def test_no_signals_sessions_or_namespaces(zygote: Zygote) -> None:
     probe(zygote, f"""
         import ctypes, signal
