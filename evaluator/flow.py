@@ -43,11 +43,15 @@ class Gate:
         self._defences = defences
         self._seen = -1
 
+    def closed(self) -> bool:
+        """Whether the facts so far already reject the candidate."""
+        return first_fault(self._observed.facts(), self._rules, self._defences) is not None
+
     def pass_or_end(self) -> None:
         """Raises Ended when the facts so far already reject the candidate."""
         if self._observed.version != self._seen:
             self._seen = self._observed.version
-            if first_fault(self._observed.facts(), self._rules, self._defences) is not None:
+            if self.closed():
                 raise Ended
 
 

@@ -6,6 +6,7 @@ reference server make their own backend after the fork; `open` is the first touc
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -15,6 +16,10 @@ import torch
 from evaluator.device import host_memory
 from evaluator.worker import allocator, burst
 from evaluator.worker.arena import Arena
+
+_memset = ctypes.memset
+SPOIL_BYTE = 0xFF
+"""NaN in every floating type."""
 
 First = Callable[[Any], None]
 """Delivers the first call's result."""
@@ -46,6 +51,9 @@ class Backend(Protocol):
         Where the device works on after a call has returned, `first` gets the first call's result in the order of the
         caller's stream, before anything else is waited for.
         """
+
+    def spoil(self, address: int, nbytes: int) -> None:
+        """Overwrites memory of this process on the device."""
 
     def settle(self) -> None:
         """Waits until the device has done all work of this process."""
@@ -80,6 +88,9 @@ class CpuBackend:
 
     def run_burst(self, model: Any, calls: list[list[Any]], first: First | None = None) -> tuple[list[Any], list[int]]:  # noqa: ARG002
         return burst.run_burst(model, calls)
+
+    def spoil(self, address: int, nbytes: int) -> None:
+        _memset(address, SPOIL_BYTE, nbytes)
 
     def settle(self) -> None:
         """Nothing runs on."""

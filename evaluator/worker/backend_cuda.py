@@ -17,7 +17,7 @@ import torch
 
 from evaluator.worker.arena import Arena
 from evaluator.worker.arena_cuda import CudaArena, Runtime
-from evaluator.worker.backend import First
+from evaluator.worker.backend import SPOIL_BYTE, First
 
 FLUSH_CACHES = 2
 """The flush writes this many times the L2 cache's size."""
@@ -92,6 +92,9 @@ class CudaBackend:
         self.runtime.reset_persisting_l2()
         self.runtime.fill(self._flush, 0, self._flush_bytes)
         self.runtime.wait()
+
+    def spoil(self, address: int, nbytes: int) -> None:
+        self.runtime.fill(address, SPOIL_BYTE, nbytes)
 
     def settle(self) -> None:
         self.runtime.wait()

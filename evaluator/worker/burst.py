@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from evaluator.worker.tree import TensorSpec, UnsupportedLeaf, flatten, unflatte
 _now_ns = time.perf_counter_ns
 _gc_enable, _gc_disable = gc.enable, gc.disable
 _no_grad = torch.no_grad
+
+SPOILED_BYTES = 64
+"""Of a result that is dropped."""
 
 Range = tuple[int, int, str]
 """Start and end address of memory in use, and what it is called."""
@@ -101,6 +105,17 @@ class Delivery:
         for row in leaves:
             del row["address"], row["span_bytes"]
         return {"structure": flat.structure, "leaves": leaves, "aliases": aliases}
+
+    def spoil(self, results: list[Range], fill: Callable[[int, int], None]) -> None:
+        """Marks results that their caller drops, in their first bytes.
+
+        They are the caller's, who may write to them; memory that is handed out again unwritten then shows no earlier
+        answer. What lies in inputs or parameters is left alone.
+        """
+        foreign = [self._input, *((start, end) for start, end, _ in self._parameters)]
+        for start, end, _ in results:
+            if not any(start < upper and lower < end for lower, upper in foreign):
+                fill(start, min(end - start, SPOILED_BYTES))
 
     def _overlaps(self, here: Range, earlier: list[Range], own: list[Range]) -> list[dict[str, str]]:
         found = []

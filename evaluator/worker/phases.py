@@ -126,12 +126,11 @@ class Worker:
         )
         pending = list(zip(results, slots, strict=True))[len(answers) :]
         answers += [delivery.deliver(result, place, earlier) for result, place in pending]
+        if not hold:
+            delivery.spoil(earlier, self._device.spoil)
         self._device.settle()  # while the results live
-        if hold:
-            self._earlier = earlier
-            self._held += zip(results, slots, strict=True)
-        else:
-            self._held, self._earlier = [], []
+        self._earlier = earlier if hold else []
+        self._held = [*self._held, *zip(results, slots, strict=True)] if hold else []
         return {"op": "ran", "stamps": stamps, "results": answers}
 
     def _run_each(self, calls: list[list[Any]], slots: list[list[list[int]]], delivery: burst.Delivery) -> Answer:
