@@ -60,7 +60,7 @@ class Timeouts(Section):
     generate_timeout_s: float = Field(default=1200.0, gt=0)
     """For all samples of one group."""
     evaluate_timeout_s: float = Field(default=900.0, gt=0)
-    """For one evaluation, waiting for the device included."""
+    """For one evaluation, waiting for the device and measuring it again included."""
     learn_timeout_s: float = Field(default=3600.0, gt=0)
     """For one step of the learner, and for a checkpoint."""
     publish_timeout_s: float = Field(default=600.0, gt=0)

@@ -56,7 +56,7 @@ class TimingConfig(Section):
     paper_window_s: float = Field(default=1800.0, gt=0)
     """Window of the `paper` protocol, whatever the intervals say."""
     confirm_above: float = Field(default=3.0, gt=1)
-    """A speedup above it is measured again on fresh seeds."""
+    """A speedup above it is measured again on fresh seeds; in a run so is a new best of its task."""
 
 
 class EvaluatorConfig(Section):

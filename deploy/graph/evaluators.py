@@ -2,7 +2,8 @@
 
 Invariants: a candidate goes only to a device of the type it was asked for; candidates of one task stay on one
 evaluator, in order, as long as no other of the type is idle while theirs has a queue; confirmations go before
-explorations; an evaluator that died is asked again only after another one, if there is another.
+explorations and, where there is another evaluator of the type, to another than the first measurement; an evaluator
+that died is asked again only after another one, if there is another.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,11 @@ class Loads:
             return home
         self.home[task] = least
         return least
+
+    def elsewhere(self, avoid: Collection[int]) -> int:
+        """The least busy evaluator outside `avoid`, else of all; no task moves home for it."""
+        others = [number for number in range(len(self.waiting)) if number not in avoid]
+        return min(others or range(len(self.waiting)), key=lambda number: (self.waiting[number], number))
 
 
 class Gate:
@@ -89,17 +95,30 @@ class EvaluatorPool:
         self._attempts = attempts
 
     async def evaluate(
-        self, task: Task, candidate: Candidate, device_type: str, protocol: str, *, priority: int = EXPLORATION
-    ) -> Evaluation:
-        """Evaluates on a device of the type; raises WorkerLost when the evaluators asked all died over it."""
-        avoid: int | None = None
+        self, task: Task, candidate: Candidate, device_type: str, protocol: str, *, priority: int = EXPLORATION,
+        first: Evaluation | None = None,
+    ) -> Evaluation:  # fmt: skip
+        """Evaluates on a device of the type; raises WorkerLost when the evaluators asked all died over it.
+
+        The evaluator's name is `detail["evaluator"]`. With `first`, another one than the first evaluation's is asked,
+        if there is another.
+        """
+        loads, avoid = self._loads[device_type], []
+        if first is not None:
+            avoid = [n for n in range(len(loads.waiting)) if _name(device_type, n) == evaluator_of(first)]
         for attempt in range(1, self._attempts + 1):
-            number = self._loads[device_type].choose(task.content_hash, avoid)
+            if first is None:
+                number = loads.choose(task.content_hash, avoid[-1] if avoid else None)
+            else:
+                number = loads.elsewhere(avoid)
             try:
-                return await self._one(number, task, candidate, device_type, protocol, priority)
+                evaluation = await self._one(number, task, candidate, device_type, protocol, priority)
             except WorkerLost as error:
                 _log.warning("attempt %d: %s", attempt, error)
-                avoid = number
+                avoid.append(number)
+                continue
+            detail = {**evaluation.detail, "evaluator": _name(device_type, number)}
+            return evaluation.model_copy(update={"detail": detail})
         raise WorkerLost(f"{self._attempts} evaluators of type {device_type} died over one candidate")
 
     async def _one(
@@ -119,6 +138,15 @@ class EvaluatorPool:
                 gate.leave()
         finally:
             loads.waiting[number] -= 1
+
+
+def _name(device_type: str, number: int) -> str:
+    return f"{device_type}-{number}"
+
+
+def evaluator_of(evaluation: Evaluation) -> str:
+    """Name of the evaluator that made an evaluation in a run; empty for one made elsewhere."""
+    return str(evaluation.detail.get("evaluator", ""))
 
 
 class EvaluatorActor:

@@ -13,24 +13,28 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from deploy.folder import RunFolder, kernel_file
+from deploy.graph.evaluators import evaluator_of
 from deploy.graph.events import KernelConfirmed, SampleLeft, SeedEvaluated
-from deploy.graph.handles import PromptRefused
+from deploy.graph.handles import PromptRefused, WorkerLost
 from deploy.graph.ledger import sample_id
 from deploy.graph.state import Group
+from evaluator.judgement.confirm import conclude, needs_confirmation
 from exemplar_store import CacheKey, ExemplarStore, RunStream
 from rollout import parse_completion
 from rollout.novelty import copy_of, nearest_distance
-from tasks.records import Candidate, Evaluation, Exemplar, Prompt, Sample, ScoredSample, Task
+from tasks.records import Candidate, Evaluation, Exemplar, Measurement, Prompt, Sample, ScoredSample, Task
 
 T = TypeVar("T")
+Settle = Callable[[Task, Candidate, Evaluation], Awaitable[Evaluation]]
 _log = logging.getLogger(__name__)
 REFUSING = ("reference_failed", "too_large")
 """Unscored reasons that say something about the task, not about the candidate or the machine."""
+CONFIRMATION_ATTEMPTS = 2
 UNREADABLE = {
     "no_code": "The completion holds no code block.",
     "truncated": "The completion reached the token limit before its code ended.",
@@ -41,9 +45,14 @@ UNREADABLE = {
 
 
 class Evaluate(Protocol):
-    """Evaluates a candidate somewhere that has the device type; never answers from an earlier result."""
+    """Evaluates a candidate somewhere that has the device type; never answers from an earlier result.
 
-    def __call__(self, task: Task, candidate: Candidate, device_type: str, protocol: str) -> Awaitable[Evaluation]: ...
+    With `first`, the evaluation is to confirm that one: on another evaluator of the type, if there is another.
+    """
+
+    def __call__(
+        self, task: Task, candidate: Candidate, device_type: str, protocol: str, first: Evaluation | None = None
+    ) -> Awaitable[Evaluation]: ...
 
 
 class Seed(NamedTuple):
@@ -78,6 +87,10 @@ class Rules:
     keep_samples: bool = False
     """Append every recorded sample to `samples.jsonl`."""
     seed: int = 0
+    confirm_above: float = 3.0
+    """Score above which a sample is measured again even where it is no new best."""
+    evaluators: Mapping[str, int] = field(default_factory=dict)
+    """Number of evaluators by device type."""
 
 
 class Recorder:
@@ -134,7 +147,7 @@ class Recorder:
         if sample.candidate is None:
             evaluation = self._unreadable(group, task, sample)
         else:
-            evaluation = await self._evaluation(task, sample.candidate, group.device_type)
+            evaluation = await self._evaluation(task, sample.candidate, group.device_type, settle=self._confirmed)
         if evaluation.outcome == "unscored" and not last:
             return self._event(group, ScoredSample(sample=sample, evaluation=evaluation))
         return await self._record(group, sample, evaluation)
@@ -150,13 +163,22 @@ class Recorder:
         return await self._record(group, sample, evaluation)
 
     async def confirm(self, group: Group, identifier: str) -> KernelConfirmed:
-        """Measures an accepted kernel again from its file, by the full protocol."""
+        """Measures an accepted kernel again from its file, by the full protocol.
+
+        The figures are those of the full protocol where it agrees with what the sample was recorded with.
+        """
         source = (self._run.path / kernel_file(group.task_id, identifier)).read_text()
-        candidate = Candidate(source=source, origin="sample", detail=identifier)
-        evaluation = await self._tools.evaluate(self._task(group), candidate, group.device_type, "sequential")
+        candidate, task = Candidate(source=source, origin="sample", detail=identifier), self._task(group)
+        first = await self._in_store(self._store.cached, self._key(task, candidate, group.device_type))
+        again = await self._tools.evaluate(task, candidate, group.device_type, "sequential", first)
+        stands = again
+        if first is not None and first.outcome == "accepted" and again.outcome == "accepted":
+            concluded = conclude(first, again, other_device=evaluator_of(again) != evaluator_of(first))
+            agreed = concluded.measurement is not None and concluded.measurement.confirmed
+            stands = again if agreed else concluded
         return KernelConfirmed(
-            task_id=group.task_id, sample_id=identifier, outcome=evaluation.outcome, reason=evaluation.reason or "",
-            **_figures(evaluation),
+            task_id=group.task_id, sample_id=identifier, outcome=stands.outcome, reason=stands.reason or "",
+            **_figures(stands),
         )  # fmt: skip
 
     async def seed(self, task_id: str, device_type: str) -> list[SeedEvaluated]:
@@ -192,23 +214,54 @@ class Recorder:
     def _task(self, group: Group) -> Task:
         return self._tasks[group.task_id]
 
-    async def _evaluation(self, task: Task, candidate: Candidate, device_type: str) -> Evaluation:
-        """From the measurement cache, else measured; what is measured is cached when it is recorded or filed."""
-        key = CacheKey(
-            candidate.content_hash,
-            task.content_hash,
-            device_type,
-            task.precision,
-            self._rules.protocol,
+    def _key(self, task: Task, candidate: Candidate, device_type: str) -> CacheKey:
+        return CacheKey(
+            candidate.content_hash, task.content_hash, device_type, task.precision, self._rules.protocol,
             self._rules.rules,
-        )
+        )  # fmt: skip
+
+    async def _evaluation(
+        self, task: Task, candidate: Candidate, device_type: str, settle: Settle | None = None
+    ) -> Evaluation:
+        """From the measurement cache, else measured and, with `settle`, judged further before it is cached."""
+        key = self._key(task, candidate, device_type)
         known = await self._in_store(self._store.cached, key)
         if known is not None:
             return known
         evaluation = await self._tools.evaluate(task, candidate, device_type, self._rules.protocol)
+        if settle is not None and evaluation.outcome == "accepted":
+            evaluation = await settle(task, candidate, evaluation)
         if evaluation.outcome != "unscored" and CacheKey.of(evaluation) == key:
             await self._in_store(self._store.cache, key, evaluation, candidate)
         return evaluation
+
+    async def _confirmed(self, task: Task, candidate: Candidate, first: Evaluation) -> Evaluation:
+        """What stands of an accepted evaluation, measured again where the policy asks for it."""
+        measurement = first.measurement
+        assert measurement is not None
+        best = await self._best(task, first.device_type)
+        if not needs_confirmation(
+            _score(measurement), best, above=self._rules.confirm_above, confirmed=measurement.confirmed,
+            elsewhere=self._rules.evaluators.get(first.device_type, 1) > 1,
+        ):  # fmt: skip
+            return first
+        again: Evaluation | None = None
+        for _ in range(CONFIRMATION_ATTEMPTS):  # a crowded machine can be the cause
+            try:
+                again = await self._tools.evaluate(task, candidate, first.device_type, self._rules.protocol, first)
+            except WorkerLost as error:
+                _log.warning("%s is not confirmed yet: %s", candidate.detail, error)
+                continue
+            if again.outcome != "unscored":
+                break
+        return conclude(first, again, other_device=again is not None and evaluator_of(again) != evaluator_of(first))
+
+    async def _best(self, task: Task, device_type: str) -> float | None:
+        """The best score on file for a task; None without any."""
+        best = await self._in_store(
+            self._store.best, task.content_hash, device_type, precision=task.precision, protocol=self._rules.protocol
+        )
+        return None if best is None else best.speedup
 
     async def _record(self, group: Group, sample: Sample, evaluation: Evaluation) -> SampleLeft:
         copied, distance = "", None
@@ -255,8 +308,7 @@ class Recorder:
         return Exemplar(
             task_id=task.id, task_hash=task.content_hash, device_type=evaluation.device_type,
             precision=evaluation.precision, source=candidate.source, candidate_hash=candidate.content_hash,
-            speedup=measurement.ci_low if evaluation.protocol == "reward" else measurement.speedup,
-            measurement=measurement, labels=evaluation.labels, origin=candidate.detail,
+            speedup=_score(measurement), measurement=measurement, labels=evaluation.labels, origin=candidate.detail,
         )  # fmt: skip
 
     def _unreadable(self, group: Group, task: Task, sample: Sample) -> Evaluation:
@@ -291,6 +343,11 @@ class Recorder:
             kernels = self._tools.seed_kernels(self._tasks[task_id])
             self._seeds[task_id] = {Candidate(source=seed.source).content_hash for seed in kernels}
         return self._seeds[task_id]
+
+
+def _score(measurement: Measurement) -> float:
+    """What an exemplar is filed and a sample is paid by."""
+    return measurement.ci_low if measurement.protocol == "reward" else measurement.speedup
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], obje
     rules = Rules(
         config.evaluator.protocol, config.evaluator.rules,
         one_seed_per_speed=config.run.seed_kernels == "one_per_speed", keep_samples=config.run.keep_samples,
-        seed=config.run.seed,
+        seed=config.run.seed, confirm_above=config.evaluator.timing.confirm_above, evaluators=config.device_types(),
     )  # fmt: skip
     recorder_name = setting.actor_name("recorder")
     recorder = ray.remote(RecorderActor).options(name=recorder_name, **options).remote(

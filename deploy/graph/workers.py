@@ -160,9 +160,11 @@ class RealTools:
         pool = EvaluatorPool(actors, attempts=self.config.cluster.attempts)
         usual = self.config.evaluator.protocol
 
-        async def evaluate(task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
-            priority = EXPLORATION if protocol == usual else CONFIRMATION
-            return await pool.evaluate(task, candidate, device_type, protocol, priority=priority)
+        async def evaluate(
+            task: Task, candidate: Candidate, device_type: str, protocol: str, first: Evaluation | None = None
+        ) -> Evaluation:
+            priority = EXPLORATION if protocol == usual and first is None else CONFIRMATION
+            return await pool.evaluate(task, candidate, device_type, protocol, priority=priority, first=first)
 
         return Tools(partial(self._prompt, tokenizer), known_seeds, evaluate)
 

@@ -109,7 +109,11 @@ def judge(facts: Facts, rules: Rules, on: Collection[str] = ALL_DEFENCES) -> Ver
     if facts.confirmation is not None and "confirmation" in on:
         measurement = settled(measurement, facts.confirmation)
     return Verdict(
-        outcome="accepted", step=facts.step, labels=labels, message=_accepted(measurement), measurement=measurement
+        outcome="accepted",
+        step=facts.step,
+        labels=labels,
+        message=accepted_message(measurement),
+        measurement=measurement,
     )
 
 
@@ -123,7 +127,8 @@ def _named(fault: Fault, defence: Defence) -> Fault:
     return Fault(fault.reason, fault.step, fault.message, fault.detail, defence.name)
 
 
-def _accepted(measurement: Measurement) -> str:
+def accepted_message(measurement: Measurement) -> str:
+    """What is said of an accepted candidate."""
     return (
         f"Right on every call; {measurement.speedup:.3g}x the reference's speed "
         f"({measurement.ci_low:.3g} to {measurement.ci_high:.3g})."

@@ -241,14 +241,3 @@ def create(
         chosen = settings or TimingSettings(half_width=Reward.half_width, cap_s=8.0)
         return Reward(chosen, rng, history=history, reference_ms=reference_ms)
     return Sequential(settings or TimingSettings(), rng, history=history, reference_ms=reference_ms)
-
-
-def needs_confirmation(name: ProtocolName, speedup: float, best: float | None) -> bool:
-    """Whether a result has to come back on fresh seeds: a new best, more than 3x, or more than twice the best.
-
-    Under `reward` only a new best above the reference is confirmed, to spend device time where it matters.
-    """
-    new_best = best is None or speedup > best
-    if name == "reward":
-        return new_best and speedup > 1.0
-    return new_best or speedup > 3.0 or speedup > 2.0 * (best or math.inf)

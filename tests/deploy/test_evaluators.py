@@ -17,6 +17,7 @@ from deploy.graph.evaluators import (
     EvaluatorPool,
     Gate,
     Loads,
+    evaluator_of,
     start_evaluators,
 )
 from deploy.graph.placement import TYPE_LABEL
@@ -155,10 +156,52 @@ def test_an_evaluator_that_died_is_replaced_by_another(monkeypatch: pytest.Monke
         asked.append(call)
         if call == 0:
             raise WorkerLost(what)
-        return "evaluated"
+        return rejected()
 
     monkeypatch.setattr(evaluators, "ask", ask)
     pool = EvaluatorPool({"cpu": [Actor(0), Actor(1)]})
-    answer: Any = asyncio.run(pool.evaluate(Task(id="x", source="y"), Candidate(source="z"), "cpu", "reward"))
-    assert answer == "evaluated"
+    answer = asyncio.run(pool.evaluate(Task(id="x", source="y"), Candidate(source="z"), "cpu", "reward"))
+    assert evaluator_of(answer) == "cpu-1"
     assert asked == [0, 1]
+
+
+def rejected(**detail: str) -> Evaluation:
+    return Evaluation(
+        outcome="rejected", reason="crash", step="load", task_id="x", task_hash="y", candidate_hash="z", detail=detail
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("evaluators", "first", "dead", "asked"), [
+    (1, "cpu-0", (), [0]),
+    (2, "cpu-0", (), [1]),
+    (2, "cpu-1", (), [0]),
+    (2, "", (), [0]),
+    (2, "cpu-0", (1,), [1, 0]),
+    (3, "cpu-0", (1,), [1, 2]),
+])  # fmt: skip
+def test_a_confirmation_goes_elsewhere_where_there_is_another(
+    monkeypatch: pytest.MonkeyPatch, evaluators: int, first: str, dead: tuple[int, ...], asked: list[int]
+) -> None:
+    """And the task's home stays where it is."""
+    from deploy.graph import evaluators as module
+    from deploy.graph.handles import WorkerLost
+
+    calls: list[int] = []
+
+    class Actor:
+        def __init__(self, number: int) -> None:
+            self.evaluate = number
+
+    async def ask(call: Any, *arguments: Any, what: str) -> Any:
+        calls.append(call)
+        if call in dead:
+            raise WorkerLost(what)
+        return rejected()
+
+    monkeypatch.setattr(module, "ask", ask)
+    pool = EvaluatorPool({"cpu": [Actor(number) for number in range(evaluators)]})
+    task, candidate = Task(id="x", source="y"), Candidate(source="z")
+    answer = asyncio.run(pool.evaluate(task, candidate, "cpu", "reward", first=rejected(evaluator=first)))
+    assert calls == asked
+    assert evaluator_of(answer) == f"cpu-{asked[-1]}"
+    assert asyncio.run(pool.evaluate(task, candidate, "cpu", "reward")).detail["evaluator"] == "cpu-0" or 0 in dead

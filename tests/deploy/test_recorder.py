@@ -12,7 +12,7 @@ import pytest
 
 from deploy.folder import RunFolder
 from deploy.graph.events import SampleLeft
-from deploy.graph.handles import PromptRefused
+from deploy.graph.handles import PromptRefused, WorkerLost
 from deploy.graph.recorder import Recorder, Rules, Seed, Tools
 from deploy.graph.state import Group
 from exemplar_store import ExemplarStore, RunStream
@@ -30,11 +30,14 @@ class Bench:
         self.run = RunFolder(folder / "r1").create()
         self.store = ExemplarStore.connect(self.run.store)
         self.evaluated: list[str] = []
+        self.answers: list[Any] = []
+        """What the next evaluations give: a speedup, a whole evaluation, or an error; then always 1.5."""
         self.recorder = self.fresh()
 
     def fresh(self) -> Recorder:
         tools = Tools(self.build_prompt, lambda task: SEEDS, self.evaluate)
-        return Recorder(self.run, self.store, {TASK.id: TASK}, tools, Rules(protocol="sequential", keep_samples=True))
+        rules = Rules(protocol="sequential", keep_samples=True, evaluators={"cpu": 2})
+        return Recorder(self.run, self.store, {TASK.id: TASK}, tools, rules)
 
     def build_prompt(self, task: Task, exemplars: Any, group: Group) -> Prompt:
         return Prompt(
@@ -42,11 +45,21 @@ class Bench:
             exemplar_hashes=tuple(e.candidate_hash for e in exemplars),
         )  # fmt: skip
 
-    async def evaluate(self, task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
+    async def evaluate(
+        self, task: Task, candidate: Candidate, device_type: str, protocol: str, first: Evaluation | None = None
+    ) -> Evaluation:
         self.evaluated.append(candidate.source)
+        speedup = 1.5
+        if self.answers:
+            answer = self.answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            if isinstance(answer, Evaluation):
+                return answer
+            speedup = answer
         common: dict[str, Any] = {
             "task_id": task.id, "task_hash": task.content_hash, "candidate_hash": candidate.content_hash,
-            "protocol": protocol,
+            "protocol": protocol, "detail": {"evaluator": "cpu-0" if first is None else "cpu-1"},
         }  # fmt: skip
         if "wrong" in candidate.source:
             return Evaluation(outcome="rejected", reason="incorrect", step="check", **common)
@@ -54,7 +67,9 @@ class Bench:
             return Evaluation(outcome="unscored", reason="device_fault", step="time", **common)
         if "huge" in candidate.source:
             return Evaluation(outcome="unscored", reason="too_large", step="load", **common)
-        timing = Measurement(speedup=1.5, ci_low=1.4, ci_high=1.6, reference_ms=3, candidate_ms=2, pairs=20)
+        timing = Measurement(
+            speedup=speedup, ci_low=speedup - 0.1, ci_high=speedup + 0.1, reference_ms=3, candidate_ms=2, pairs=20
+        )
         return Evaluation(outcome="accepted", step="time", measurement=timing, **common)
 
 
@@ -163,7 +178,75 @@ def test_a_confirmation_measures_the_file_by_the_full_protocol(bench: Bench) -> 
 
     confirmed = asyncio.run(go())
     assert (confirmed.outcome, confirmed.ci_low) == ("accepted", 1.4)
-    assert bench.evaluated == ["fresh = 1", "fresh = 1"]
+    assert bench.evaluated == ["fresh = 1"] * 3, "scored, confirmed as a new best, confirmed in full"
+
+
+@pytest.mark.parametrize(
+    ("again", "outcome", "reason", "speedup"),
+    [(2.1, "accepted", "", 2.1), (1.2, "accepted", "", 1.2), (3.0, "accepted", "", 2.0),
+     (0.9, "rejected", "not_confirmed", 2.0)],
+)  # fmt: skip
+def test_the_full_protocol_is_held_against_the_record(
+    bench: Bench, again: float, outcome: str, reason: str, speedup: float
+) -> None:
+    """Recorded at 2.0. In full 2.1 agrees and is shown, 1.2 is lower and scores, 3.0 is higher and does not, 0.9 is
+    below half."""
+
+    async def go() -> Any:
+        await bench.recorder.open_group(GROUP)
+        bench.answers = [2.0, 2.0, again]
+        event = await bench.recorder.score(GROUP, sample(0, "fresh = 1"), last=True)
+        return await bench.recorder.confirm(GROUP, event.sample_id)
+
+    event = asyncio.run(go())
+    assert (event.outcome, event.reason, event.speedup) == (outcome, reason, pytest.approx(speedup))
+
+
+def lost(reason: str = "device_fault") -> Evaluation:
+    return Evaluation(
+        outcome="unscored", reason=reason, step="time", task_id=TASK.id, task_hash=TASK.content_hash, candidate_hash=""
+    )  # fmt: skip
+
+
+def wrong() -> Evaluation:
+    return Evaluation(
+        outcome="rejected", reason="caching", step="check", task_id=TASK.id, task_hash=TASK.content_hash,
+        candidate_hash="", message="It replays.",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "outcome", "reason", "speedup"),
+    [
+        ([1.4], 1, "accepted", "", 1.4),
+        ([2.0, 2.05], 2, "accepted", "", 2.0),
+        ([2.0, 1.6], 2, "accepted", "", 1.6),
+        ([2.0, 0.8], 2, "rejected", "not_confirmed", 2.0),
+        ([2.0, wrong()], 2, "rejected", "caching", None),
+        ([2.0, lost(), 2.0], 3, "accepted", "", 2.0),
+        ([2.0, WorkerLost("gone"), 2.0], 3, "accepted", "", 2.0),
+        ([2.0, WorkerLost("gone"), lost()], 3, "accepted", "", 2.0),
+    ],
+    ids=["no new best", "agrees", "lower", "below half", "a cheat", "lost once", "died once", "never came back"],
+)
+def test_a_new_best_is_measured_again(
+    bench: Bench, answers: list[Any], asked: int, outcome: str, reason: str, speedup: float | None
+) -> None:
+    """The best seed has 1.5; what the sample is recorded and cached with is what stands after the second look."""
+
+    async def go() -> tuple[SampleLeft, SampleLeft]:
+        await bench.recorder.seed(TASK.id, "cpu")
+        await bench.recorder.open_group(GROUP)
+        bench.evaluated.clear()
+        bench.answers = list(answers)
+        first = await bench.recorder.score(GROUP, sample(0, "fresh = 1"), last=True)
+        return first, await bench.recorder.score(GROUP, sample(1, "fresh = 1"), last=True)
+
+    first, again = asyncio.run(go())
+    assert (first.outcome, first.reason, first.speedup) == (outcome, reason, speedup)
+    if reason != "caching":
+        assert bench.evaluated == ["fresh = 1"] * asked, "the second sample is answered from the cache"
+        assert (again.outcome, again.speedup) == (outcome, speedup)
 
 
 def test_a_seed_that_is_unscored_is_tried_once_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

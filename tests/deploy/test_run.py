@@ -134,7 +134,9 @@ class FakeLearner:
 
 
 def make_tools(name: str) -> Tools:
-    async def evaluate(task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
+    async def evaluate(
+        task: Task, candidate: Candidate, device_type: str, protocol: str, first: Any = None
+    ) -> Evaluation:
         import ray
 
         for _ in range(20):

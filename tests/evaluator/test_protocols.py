@@ -25,7 +25,6 @@ from evaluator.timing.protocols import (
     TimingProtocol,
     TimingSettings,
     create,
-    needs_confirmation,
 )
 from evaluator.timing.statistics import Pair, PlacementHistory
 
@@ -202,15 +201,6 @@ def test_bursts_double_while_the_span_cannot_resolve_the_gain() -> None:
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(ValidationError):
         TimingSettings(halfwidth=0.01)  # type: ignore[call-arg]
-
-
-def test_confirmation_is_asked_for_by_protocol() -> None:
-    assert needs_confirmation("sequential", 1.2, None)
-    assert needs_confirmation("sequential", 3.5, 10.0)
-    assert not needs_confirmation("sequential", 1.2, 2.0)
-    assert needs_confirmation("reward", 1.2, 1.1)
-    assert not needs_confirmation("reward", 0.9, None)
-    assert not needs_confirmation("reward", 3.5, 4.0)
 
 
 def test_papers_rounding_goes_towards_one() -> None:
