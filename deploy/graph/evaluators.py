@@ -19,6 +19,7 @@ from deploy.graph.handles import WorkerLost
 from deploy.graph.placement import label_selector
 from deploy.graph.remote import ask
 from evaluator.config import EvaluatorConfig
+from evaluator.timing.statistics import PlacementHistory
 from tasks.integrity import check_integrity
 from tasks.records import Candidate, Evaluation, Task
 
@@ -87,12 +88,16 @@ class Gate:
 class EvaluatorPool:
     """Evaluator actors by device type; used from one event loop."""
 
-    def __init__(self, actors: Mapping[str, Sequence[Any]], *, attempts: int = 2) -> None:
-        """`actors` are handles by device type."""
+    def __init__(self, actors: Mapping[str, Sequence[Any]], *, attempts: int = 2, control_every: int = 0) -> None:
+        """`actors` are handles by device type; a control is due on each after `control_every` evaluations."""
         self._actors = {device_type: list(found) for device_type, found in actors.items()}
         self._loads = {device_type: Loads([0] * len(found)) for device_type, found in self._actors.items()}
         self._gates = {device_type: [Gate() for _ in found] for device_type, found in self._actors.items()}
         self._attempts = attempts
+        self._control_every = control_every
+        self._since = {device_type: [0] * len(found) for device_type, found in self._actors.items()}
+        self.histories: dict[str, PlacementHistory | None] = {}
+        """By device type, what evaluators are told about placements; whoever keeps the controls sets it."""
 
     async def evaluate(
         self, task: Task, candidate: Candidate, device_type: str, protocol: str, *, priority: int = EXPLORATION,
@@ -112,28 +117,40 @@ class EvaluatorPool:
             else:
                 number = loads.elsewhere(avoid)
             try:
-                evaluation = await self._one(number, task, candidate, device_type, protocol, priority)
+                return await self._one(number, task, candidate, device_type, protocol, priority)
             except WorkerLost as error:
                 _log.warning("attempt %d: %s", attempt, error)
                 avoid.append(number)
-                continue
-            detail = {**evaluation.detail, "evaluator": _name(device_type, number)}
-            return evaluation.model_copy(update={"detail": detail})
         raise WorkerLost(f"{self._attempts} evaluators of type {device_type} died over one candidate")
 
+    async def control(self, task: Task, device_type: str, protocol: str) -> Evaluation | None:
+        """The reference of a task against itself, on an evaluator that is due for it; None when none is due.
+
+        Raises WorkerLost when the evaluator died over it; the next control is due a whole round later all the same.
+        """
+        since = self._since[device_type]
+        due = [number for number, count in enumerate(since) if 0 < self._control_every <= count]
+        if not due:
+            return None
+        since[due[0]] = 0
+        return await self._one(due[0], task, None, device_type, protocol, EXPLORATION)
+
     async def _one(
-        self, number: int, task: Task, candidate: Candidate, device_type: str, protocol: str, priority: int
+        self, number: int, task: Task, candidate: Candidate | None, device_type: str, protocol: str, priority: int
     ) -> Evaluation:
+        """One evaluation on one evaluator; without a candidate a control."""
         loads, gate = self._loads[device_type], self._gates[device_type][number]
         loads.waiting[number] += 1
         try:
             await gate.enter(priority)
             try:
-                actor = self._actors[device_type][number]
                 evaluation: Evaluation = await ask(
-                    actor.evaluate, task, candidate, protocol, what=f"evaluator {number} of type {device_type}"
-                )
-                return evaluation
+                    self._actors[device_type][number].evaluate, task, candidate, protocol,
+                    self.histories.get(device_type), what=f"evaluator {number} of type {device_type}",
+                )  # fmt: skip
+                self._since[device_type][number] += candidate is not None
+                detail = {**evaluation.detail, "evaluator": _name(device_type, number)}
+                return evaluation.model_copy(update={"detail": detail})
             finally:
                 gate.leave()
         finally:
@@ -158,13 +175,21 @@ class EvaluatorActor:
         self._protocol = ""
         self._evaluator: Any = None
 
-    def evaluate(self, task: Task, candidate: Candidate, protocol: str) -> Evaluation:
-        """Judges one candidate; the device is held by the evaluator of one protocol at a time."""
+    def evaluate(
+        self, task: Task, candidate: Candidate | None, protocol: str, history: PlacementHistory | None = None
+    ) -> Evaluation:
+        """Judges one candidate, or without one the reference against itself.
+
+        The device is held by the evaluator of one protocol at a time.
+        """
         if self._evaluator is None or protocol != self._protocol:
             if self._evaluator is not None:
                 self._evaluator.close()
             self._evaluator, self._protocol = self._open(protocol), protocol
-        evaluation: Evaluation = self._evaluator.evaluate(task, candidate)
+        self._evaluator.history = history
+        evaluation: Evaluation = (
+            self._evaluator.control(task) if candidate is None else self._evaluator.evaluate(task, candidate)
+        )
         return evaluation
 
 

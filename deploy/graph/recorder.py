@@ -8,26 +8,32 @@ kernels that are no copies become exemplars.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, get_args
 
 from deploy.folder import RunFolder, kernel_file
 from deploy.graph.evaluators import evaluator_of
-from deploy.graph.events import KernelConfirmed, SampleLeft, SeedEvaluated
+from deploy.graph.events import ControlMeasured, KernelConfirmed, SampleLeft, SeedEvaluated
 from deploy.graph.handles import PromptRefused, WorkerLost
 from deploy.graph.ledger import sample_id
 from deploy.graph.state import Group
 from evaluator.judgement.confirm import conclude, needs_confirmation
+from evaluator.timing.controls import WINDOW, health, history_of
+from evaluator.timing.statistics import PlacementHistory
 from exemplar_store import CacheKey, ExemplarStore, RunStream
+from exemplar_store.controls import Controls
 from rollout import parse_completion
 from rollout.novelty import copy_of, nearest_distance
 from tasks.records import Candidate, Evaluation, Exemplar, Measurement, Prompt, Sample, ScoredSample, Task
+from tasks.records.evaluation import Protocol as TimingProtocol
 
 T = TypeVar("T")
 Settle = Callable[[Task, Candidate, Evaluation], Awaitable[Evaluation]]
@@ -64,6 +70,21 @@ class Seed(NamedTuple):
     source: str
 
 
+class Control(Protocol):
+    """Measures a task's reference against itself where an evaluator of the type is due for it; None where none is."""
+
+    def __call__(self, task: Task, device_type: str, protocol: str) -> Awaitable[Evaluation | None]: ...
+
+
+async def no_control(task: Task, device_type: str, protocol: str) -> Evaluation | None:  # noqa: ARG001
+    """Nothing is ever due."""
+    return None
+
+
+def _forget(device_type: str, history: PlacementHistory | None) -> None:  # noqa: ARG001
+    return None
+
+
 @dataclass(frozen=True)
 class Tools:
     """What other packages do for the recorder."""
@@ -73,6 +94,9 @@ class Tools:
     seed_kernels: Callable[[Task], Sequence[Seed]]
     """Seed kernels of a task, none for tasks from elsewhere."""
     evaluate: Evaluate
+    control: Control = no_control
+    tell: Callable[[str, PlacementHistory | None], object] = _forget
+    """Tells the evaluators of a device type what controls have shown of placements."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +115,8 @@ class Rules:
     """Score above which a sample is measured again even where it is no new best."""
     evaluators: Mapping[str, int] = field(default_factory=dict)
     """Number of evaluators by device type."""
+    max_bias: float = 0.01
+    """Bias of the controls above which there is an alarm, relative."""
 
 
 class Recorder:
@@ -102,6 +128,7 @@ class Recorder:
         self._run = run
         self._store = store
         self._stream = RunStream(store, run.run_id)
+        self._controls = Controls(store)
         self._tasks = dict(tasks)
         self._tools = tools
         self._rules = rules
@@ -109,6 +136,8 @@ class Recorder:
         self._seeds: dict[str, set[str]] = {}
         # RunStream is for one thread; the store's answers must not hold up evaluations.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        for device_type in rules.evaluators:
+            tools.tell(device_type, self._history(device_type))
 
     async def _in_store(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments, **named))
@@ -200,6 +229,30 @@ class Recorder:
                 )
             )  # fmt: skip
         return events
+
+    async def control(self, task_id: str, device_type: str) -> ControlMeasured | None:
+        """Has a reference measured against itself where that is due, keeps it, and says how its device type stands."""
+        task, protocol = self._tasks[task_id], self._rules.protocol
+        evaluation = await self._tools.control(task, device_type, protocol)
+        if evaluation is None:
+            return None
+        await self._in_store(self._controls.add, evaluation, time.time())
+        known = await self._in_store(self._controls.newest, device_type, protocol, WINDOW)
+        self._tools.tell(device_type, await self._in_store(self._history, device_type))
+        measurement = evaluation.measurement
+        return ControlMeasured(
+            device_type=device_type, protocol=protocol, task_id=task_id, evaluator=evaluator_of(evaluation),
+            outcome=evaluation.outcome, reason=evaluation.reason or "",
+            speedup=None if measurement is None else measurement.speedup,
+            ci_low=None if measurement is None else measurement.ci_low,
+            ci_high=None if measurement is None else measurement.ci_high,
+            **asdict(health(known, max_bias=self._rules.max_bias)),
+        )  # fmt: skip
+
+    def _history(self, device_type: str) -> PlacementHistory | None:
+        """What all controls of a device type show of placements, whatever their protocol."""
+        found = [self._controls.newest(device_type, protocol, WINDOW) for protocol in get_args(TimingProtocol)]
+        return history_of(itertools.chain(*found))
 
     def _chosen_seeds(self, task: Task) -> list[Seed]:
         seeds = list(self._tools.seed_kernels(task))

@@ -157,7 +157,9 @@ class RealTools:
 
         tokenizer = ChatTokenizer.load(Path(self.config.rollout.model))
         actors = {kind: [ray.get_actor(name) for name in names] for kind, names in self.evaluators.items()}
-        pool = EvaluatorPool(actors, attempts=self.config.cluster.attempts)
+        pool = EvaluatorPool(
+            actors, attempts=self.config.cluster.attempts, control_every=self.config.evaluator.control_every
+        )
         usual = self.config.evaluator.protocol
 
         async def evaluate(
@@ -166,7 +168,7 @@ class RealTools:
             priority = EXPLORATION if protocol == usual and first is None else CONFIRMATION
             return await pool.evaluate(task, candidate, device_type, protocol, priority=priority, first=first)
 
-        return Tools(partial(self._prompt, tokenizer), known_seeds, evaluate)
+        return Tools(partial(self._prompt, tokenizer), known_seeds, evaluate, pool.control, pool.histories.__setitem__)
 
     def _prompt(self, tokenizer: Tokenizer, task: Task, exemplars: Sequence[Exemplar], group: Group) -> Prompt:
         try:

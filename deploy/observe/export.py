@@ -32,6 +32,13 @@ class RunMetrics:
             metrics.PHASE.labels(phase).set(float(phase == state.phase))
         metrics.POLICY_STEP.set(state.step)
         metrics.COORDINATOR_STARTS.set(state.incarnation)
+        for key, control in state.controls.items():
+            metrics.CONTROLS.labels(*key).set(control.measured)
+            metrics.CONTROL_FAILURES.labels(*key).set(control.failed)
+            metrics.CONTROL_COVERAGE.labels(*key).set(control.coverage)
+            metrics.CONTROL_BIAS.labels(*key).set(control.bias_log)
+            metrics.CONTROL_HALF_WIDTH.labels(*key).set(control.half_width_log)
+            metrics.CONTROL_ALARM.labels(*key).set(float(bool(control.alarm)))
         for event in fresh:
             self._count(state, event)
         for (task, device_type), best in state.best().items():

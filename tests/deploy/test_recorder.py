@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from deploy.folder import RunFolder
-from deploy.graph.events import SampleLeft
+from deploy.graph.events import ControlMeasured, SampleLeft
 from deploy.graph.handles import PromptRefused, WorkerLost
 from deploy.graph.recorder import Recorder, Rules, Seed, Tools
 from deploy.graph.state import Group
+from evaluator.timing.statistics import PlacementHistory
 from exemplar_store import ExemplarStore, RunStream
 from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Prompt, Sample, Task
 
@@ -247,6 +249,53 @@ def test_a_new_best_is_measured_again(
     if reason != "caching":
         assert bench.evaluated == ["fresh = 1"] * asked, "the second sample is answered from the cache"
         assert (again.outcome, again.speedup) == (outcome, speedup)
+
+
+def control(speedup: float = 1.0, sd: float = 0.0, number: int = 0) -> Evaluation:
+    timing = Measurement(
+        speedup=speedup, ci_low=speedup / 1.01, ci_high=speedup * 1.01, reference_ms=3, candidate_ms=3, pairs=20,
+        placements=5,
+    )  # fmt: skip
+    return Evaluation(
+        outcome="accepted", step="time", measurement=timing, task_id=TASK.id, task_hash=TASK.content_hash,
+        candidate_hash="", facts={"placement_sd_log": sd}, detail={"seed": str(number), "evaluator": "cpu-1"},
+    )  # fmt: skip
+
+
+def test_controls_are_kept_told_and_raise_an_alarm(bench: Bench) -> None:
+    """Fifty controls of 1.03x in two lives of the recorder: the alarm comes with the fiftieth, and the evaluators know
+    the placements from the first on, also after a restart."""
+    told: list[PlacementHistory | None] = []
+    due = [None, *(control(1.03, 0.01, n) for n in range(50)), lost()]
+
+    async def next_control(task: Task, device_type: str, protocol: str) -> Evaluation | None:
+        assert (task, device_type, protocol) == (TASK, "cpu", "sequential")
+        return due.pop(0)
+
+    def recorder() -> Recorder:
+        tools = Tools(bench.build_prompt, lambda task: (), bench.evaluate, next_control, lambda _, h: told.append(h))
+        return Recorder(bench.run, bench.store, {TASK.id: TASK}, tools, Rules("sequential", evaluators={"cpu": 1}))
+
+    def controls(one: Recorder, count: int) -> list[ControlMeasured | None]:
+        async def go() -> list[ControlMeasured | None]:
+            return [await one.control(TASK.id, "cpu") for _ in range(count)]
+
+        return asyncio.run(go())
+
+    first = recorder()
+    assert told == [None]
+    nothing, *events = controls(first, 31)
+    assert nothing is None
+    assert told[1] == PlacementHistory(pytest.approx(1e-4), 4)
+    events += controls(recorder(), 21)
+    assert told[31].degrees == told[32].degrees - 4 == 30 * 4  # type: ignore[union-attr]
+    assert [event.measured for event in events if event is not None] == [*range(1, 51), 50]
+    assert [bool(event.alarm) for event in events if event is not None] == [False] * 49 + [True] * 2
+    newest, failed = events[49], events[50]
+    assert newest is not None
+    assert failed is not None
+    assert (newest.evaluator, newest.coverage, newest.bias_log) == ("cpu-1", 0.0, pytest.approx(math.log(1.03)))
+    assert (failed.outcome, failed.failed, failed.speedup) == ("unscored", 1, None)
 
 
 def test_a_seed_that_is_unscored_is_tried_once_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
