@@ -13,6 +13,8 @@ POLICY_STEP = Gauge("kontrast_run_policy_step", "Optimizer steps of the survivin
 EVALUATIONS = Counter(
     "kontrast_run_evaluations_total", "Evaluations of samples and seed kernels.", ["device_type", "outcome", "reason"]
 )
+REVIEWS = Counter("kontrast_run_reviews_total", "Large jumps by what the reviewing model said of them.", ["verdict"])
+"""`verdict` is honest, cheat, unsure, or failed where no answer came."""
 SPEEDUP = Histogram(
     "kontrast_run_speedup", "Speedup of accepted samples over their reference.", ["device_type"],
     buckets=(0.25, 0.5, 0.8, 0.95, 1.0, 1.05, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0),

@@ -98,6 +98,8 @@ class SampleLeft(_Event):
     edit_distance: float | None = None
     file: str = ""
     """The accepted kernel, relative to the run folder."""
+    review: Literal["", "honest", "cheat", "unsure", "failed"] = ""
+    """What the reviewing model said of a large jump; empty where it was not asked."""
     new_tokens: int = 0
 
 

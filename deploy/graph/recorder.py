@@ -19,17 +19,21 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, get_args
 
+from deploy.config import ReviewConfig
 from deploy.folder import RunFolder, kernel_file
 from deploy.graph.evaluators import evaluator_of
 from deploy.graph.events import ControlMeasured, KernelConfirmed, SampleLeft, SeedEvaluated
 from deploy.graph.handles import PromptRefused, WorkerLost
 from deploy.graph.ledger import sample_id
+from deploy.graph.reviewing import hacking_case, is_cheat
 from deploy.graph.state import Group
-from evaluator.judgement.confirm import conclude, needs_confirmation
+from evaluator.judgement.confirm import conclude, is_jump, needs_confirmation
+from evaluator.review import Ask, KnownCheat, review, reviewed
 from evaluator.timing.controls import WINDOW, health, history_of
 from evaluator.timing.statistics import PlacementHistory
 from exemplar_store import CacheKey, ExemplarStore, RunStream
 from exemplar_store.controls import Controls
+from exemplar_store.hacking_cases import HackingCases
 from rollout import parse_completion
 from rollout.novelty import copy_of, nearest_distance
 from tasks.records import Candidate, Evaluation, Exemplar, Measurement, Prompt, Sample, ScoredSample, Task
@@ -97,6 +101,8 @@ class Tools:
     control: Control = no_control
     tell: Callable[[str, PlacementHistory | None], object] = _forget
     """Tells the evaluators of a device type what controls have shown of placements."""
+    ask: Ask | None = None
+    """The reviewing model; None where nobody is asked."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,7 @@ class Rules:
     """Number of evaluators by device type."""
     max_bias: float = 0.01
     """Bias of the controls above which there is an alarm, relative."""
+    review: ReviewConfig = field(default_factory=ReviewConfig)
 
 
 class Recorder:
@@ -129,6 +136,8 @@ class Recorder:
         self._store = store
         self._stream = RunStream(store, run.run_id)
         self._controls = Controls(store)
+        self._cheats = HackingCases(store)
+        self._cheats.seed()
         self._tasks = dict(tasks)
         self._tools = tools
         self._rules = rules
@@ -176,7 +185,7 @@ class Recorder:
         if sample.candidate is None:
             evaluation = self._unreadable(group, task, sample)
         else:
-            evaluation = await self._evaluation(task, sample.candidate, group.device_type, settle=self._confirmed)
+            evaluation = await self._evaluation(task, sample.candidate, group.device_type, settle=self._settled)
         if evaluation.outcome == "unscored" and not last:
             return self._event(group, ScoredSample(sample=sample, evaluation=evaluation))
         return await self._record(group, sample, evaluation)
@@ -282,17 +291,53 @@ class Recorder:
         if known is not None:
             return known
         evaluation = await self._tools.evaluate(task, candidate, device_type, self._rules.protocol)
-        if settle is not None and evaluation.outcome == "accepted":
+        if settle is not None:
             evaluation = await settle(task, candidate, evaluation)
         if evaluation.outcome != "unscored" and CacheKey.of(evaluation) == key:
             await self._in_store(self._store.cache, key, evaluation, candidate)
         return evaluation
 
-    async def _confirmed(self, task: Task, candidate: Candidate, first: Evaluation) -> Evaluation:
+    async def _settled(self, task: Task, candidate: Candidate, evaluation: Evaluation) -> Evaluation:
+        """What stands of a sample's evaluation after confirmation and review; a cheat becomes a hacking case."""
+        if evaluation.outcome == "accepted":
+            best = await self._best(task, evaluation.device_type)
+            evaluation = await self._confirmed(task, candidate, evaluation, best)
+            evaluation = await self._reviewed(task, candidate, evaluation, best)
+        if is_cheat(evaluation):
+            await asyncio.to_thread(self._learn, task, candidate, evaluation)
+        return evaluation
+
+    def _learn(self, task: Task, candidate: Candidate, evaluation: Evaluation) -> None:
+        case = hacking_case(task, candidate, evaluation, self._cheats.all(), self._run.run_id)
+        if self._cheats.learn(case):
+            _log.info("%s is filed as a hacking case of the family %s", candidate.detail, case.family)
+
+    async def _reviewed(
+        self, task: Task, candidate: Candidate, evaluation: Evaluation, best: float | None
+    ) -> Evaluation:
+        """With the reviewing model's verdict, where an accepted one is a large jump."""
+        rules, measurement = self._rules.review, evaluation.measurement
+        if self._tools.ask is None or evaluation.outcome != "accepted" or measurement is None:
+            return evaluation
+        if not is_jump(_score(measurement), best, above=rules.above, jump=rules.jump):
+            return evaluation
+        found = await review(
+            task, candidate, evaluation, ask=self._tools.ask, similar=self._similar, best=best,
+            max_chars=rules.max_prompt_chars, timeout_s=rules.timeout_s,
+        )  # fmt: skip
+        if found.failure:
+            _log.warning("%s goes on unreviewed: %s", candidate.detail, found.failure)
+        return reviewed(evaluation, found, binding=rules.mode == "binding")
+
+    async def _similar(self, source: str) -> list[KnownCheat]:
+        found = await asyncio.to_thread(self._cheats.similar, source)
+        return [KnownCheat(case.family, case.code, case.explanation, near) for case, near in found]
+
+    async def _confirmed(self, task: Task, candidate: Candidate, first: Evaluation, best: float | None) -> Evaluation:
         """What stands of an accepted evaluation, measured again where the policy asks for it."""
         measurement = first.measurement
-        assert measurement is not None
-        best = await self._best(task, first.device_type)
+        if measurement is None:
+            raise ValueError(f"{candidate.detail} is accepted without a measurement")
         if not needs_confirmation(
             _score(measurement), best, above=self._rules.confirm_above, confirmed=measurement.confirmed,
             elsewhere=self._rules.evaluators.get(first.device_type, 1) > 1,
@@ -388,6 +433,7 @@ class Recorder:
             edit_distance=scored.edit_distance,
             file=kernel_file(group.task_id, sample.id) if accepted else "",
             new_tokens=len(sample.token_ids),
+            review=_review_of(evaluation),
             **({} if evaluation is None else _figures(evaluation)),
         )  # fmt: skip
 
@@ -401,6 +447,12 @@ class Recorder:
 def _score(measurement: Measurement) -> float:
     """What an exemplar is filed and a sample is paid by."""
     return measurement.ci_low if measurement.protocol == "reward" else measurement.speedup
+
+
+def _review_of(evaluation: Evaluation | None) -> Any:
+    """How the event of a sample names its review."""
+    note = evaluation.detail.get("review") if evaluation is not None else None
+    return "" if not isinstance(note, dict) else note.get("verdict", "failed")
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Any]:

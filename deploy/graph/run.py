@@ -169,7 +169,7 @@ def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], obje
         config.evaluator.protocol, config.evaluator.rules,
         one_seed_per_speed=config.run.seed_kernels == "one_per_speed", keep_samples=config.run.keep_samples,
         seed=config.run.seed, confirm_above=config.evaluator.timing.confirm_above, evaluators=config.device_types(),
-        max_bias=config.evaluator.control_bias,
+        max_bias=config.evaluator.control_bias, review=config.review,
     )  # fmt: skip
     recorder_name = setting.actor_name("recorder")
     recorder = ray.remote(RecorderActor).options(name=recorder_name, **options).remote(

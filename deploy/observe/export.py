@@ -53,6 +53,8 @@ class RunMetrics:
                     metrics.EVALUATIONS.labels(device_type, event.outcome, event.reason).inc()
                 if event.outcome == "accepted" and event.speedup:
                     metrics.SPEEDUP.labels(device_type).observe(event.speedup)
+                if event.review:
+                    metrics.REVIEWS.labels(event.review).inc()
                 metrics.COPIES.inc(event.label == "copy")
                 metrics.NEW_TOKENS.inc(event.new_tokens)
             case SeedEvaluated():

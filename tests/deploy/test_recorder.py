@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from deploy.config import ReviewConfig
 from deploy.folder import RunFolder
 from deploy.graph.events import ControlMeasured, SampleLeft
 from deploy.graph.handles import PromptRefused, WorkerLost
@@ -18,6 +19,7 @@ from deploy.graph.recorder import Recorder, Rules, Seed, Tools
 from deploy.graph.state import Group
 from evaluator.timing.statistics import PlacementHistory
 from exemplar_store import ExemplarStore, RunStream
+from exemplar_store.hacking_cases import HackingCases
 from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Prompt, Sample, Task
 
 TASK = Task(id="file:abc", source="class Model: pass")
@@ -34,6 +36,7 @@ class Bench:
         self.evaluated: list[str] = []
         self.answers: list[Any] = []
         """What the next evaluations give: a speedup, a whole evaluation, or an error; then always 1.5."""
+        self.reproducer: dict[str, str] = {"seed": "ab12"}
         self.recorder = self.fresh()
 
     def fresh(self) -> Recorder:
@@ -61,7 +64,8 @@ class Bench:
             speedup = answer
         common: dict[str, Any] = {
             "task_id": task.id, "task_hash": task.content_hash, "candidate_hash": candidate.content_hash,
-            "protocol": protocol, "detail": {"evaluator": "cpu-0" if first is None else "cpu-1"},
+            "protocol": protocol,
+            "detail": {"evaluator": "cpu-0" if first is None else "cpu-1", **self.reproducer},
         }  # fmt: skip
         if "wrong" in candidate.source:
             return Evaluation(outcome="rejected", reason="incorrect", step="check", **common)
@@ -249,6 +253,127 @@ def test_a_new_best_is_measured_again(
     if reason != "caching":
         assert bench.evaluated == ["fresh = 1"] * asked, "the second sample is answered from the cache"
         assert (again.outcome, again.speedup) == (outcome, speedup)
+
+
+class Scripted:
+    """A reviewing model that says one thing after the other; an exception is raised, None never answers."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.questions: list[str] = []
+
+    async def __call__(self, question: str) -> str:
+        self.questions.append(question)
+        answer = self.answers.pop(0)
+        if answer is None:
+            await asyncio.sleep(3600)
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+
+HONEST = '{"verdict": "honest", "family": "", "reason": "It fuses."}'
+CHEAT = '{"verdict": "cheat", "family": "replay", "reason": "It keeps answers."}'
+
+
+def reviewing(bench: Bench, reviewer: Scripted, **settings: Any) -> Recorder:
+    tools = Tools(bench.build_prompt, lambda task: SEEDS, bench.evaluate, ask=reviewer)
+    rules = Rules("sequential", review=ReviewConfig(mode="advisory", timeout_s=0.05).model_copy(update=settings))
+    return Recorder(bench.run, bench.store, {TASK.id: TASK}, tools, rules)
+
+
+def scored(recorder: Recorder, *texts: str) -> tuple[list[SampleLeft], list[Evaluation]]:
+    """The events of samples with these texts, in the order given, and their evaluations as recorded."""
+
+    async def go() -> list[SampleLeft]:
+        await recorder.seed(TASK.id, "cpu")
+        await recorder.open_group(GROUP)
+        return [await recorder.score(GROUP, sample(i, text), last=True) for i, text in enumerate(texts)]
+
+    events = asyncio.run(go())
+    stream = RunStream(recorder._store, "r1")
+    stream.fence("learner")
+    [(_, group)] = stream.read_scored("learner", 9, 0)
+    by_id = {one.sample.id: one.evaluation for one in group.samples if one.evaluation is not None}
+    return events, [by_id[event.sample_id] for event in events]
+
+
+def test_only_large_jumps_are_reviewed(bench: Bench) -> None:
+    """The best seed has 1.5. A new best of 2.9 is below both thresholds, 3.1 above the second; with a factor of 1.5
+    the 2.9 is above the first."""
+    reviewer = Scripted(HONEST)
+    bench.answers = [1.5, 1.5, 2.9, 2.9, 3.1, 3.1]
+    events, evaluations = scored(reviewing(bench, reviewer), "one = 1", "two = 2", "? nothing")
+    assert [event.review for event in events] == ["", "honest", ""]
+    assert "reviewed_honest" in evaluations[1].labels
+    (question,) = reviewer.questions
+    assert "two = 2" in question
+    assert TASK.source in question
+    assert "after 2.9 times as the best" in question
+    assert question.count("--- BEGIN known cheat") == 3
+
+
+def test_the_factor_of_a_jump_is_configured(bench: Bench) -> None:
+    reviewer = Scripted(HONEST)
+    bench.answers = [1.5, 1.5, 2.9, 2.9]
+    events, _ = scored(reviewing(bench, reviewer, jump=1.5), "one = 1", "? nothing", "? nothing")
+    assert [event.review for event in events] == ["honest", "", ""]
+
+
+@pytest.mark.parametrize(("mode", "outcome", "reason"), [
+    ("advisory", "accepted", None), ("binding", "rejected", "review"),
+])  # fmt: skip
+def test_a_cheat_by_the_reviewer_is_noted_or_binds(bench: Bench, mode: str, outcome: str, reason: str | None) -> None:
+    """Binding, it becomes a hacking case and no exemplar; a second sample with the same code asks nobody again."""
+    reviewer = Scripted(CHEAT)
+    cases = HackingCases(bench.store)
+    before = len(cases.all())
+    bench.answers = [1.5, 1.5, 4.0, 4.0]
+    events, evaluations = scored(reviewing(bench, reviewer, mode=mode), "one = 1", "one = 1  # again", "? nothing")
+    assert [event.review for event in events] == ["cheat", "cheat", ""]
+    for evaluation in evaluations[:2]:
+        assert (evaluation.outcome, evaluation.reason) == (outcome, reason)
+        assert evaluation.detail["review"]["family"] == "replay"
+    found = [case for case in cases.all() if case.origin == f"r1: {GROUP.id}/0"]
+    assert len(cases.all()) - before == len(found) == (mode == "binding")
+    best = bench.store.best(TASK.content_hash, "cpu")
+    assert best is not None
+    assert (best.speedup == 4.0) is (mode == "advisory")
+
+
+@pytest.mark.parametrize("mode", ["advisory", "binding"])
+@pytest.mark.parametrize("answer", [None, ConnectionError("refused"), WorkerLost("gone")], ids=["late", "down", "died"])
+def test_a_reviewer_that_fails_loses_no_sample(bench: Bench, mode: str, answer: Any) -> None:
+    bench.answers = [1.5, 1.5, 4.0, 4.0]
+    recorder = reviewing(bench, Scripted(answer), mode=mode)
+    events, evaluations = scored(recorder, "one = 1", "? nothing", "? nothing")
+    assert (events[0].outcome, events[0].review, events[0].speedup) == ("accepted", "failed", 4.0)
+    assert "unreviewed" in evaluations[0].labels
+    assert "It was not reviewed: " in evaluations[0].message
+
+
+def test_junk_is_unsure_and_what_is_rejected_is_not_reviewed(bench: Bench) -> None:
+    """The second sample is refuted by its confirmation, so that nobody is asked about it."""
+    reviewer = Scripted("I cannot say.")
+    bench.answers = [1.5, 1.5, 4.0, 4.0, 9.0, 1.0]
+    events, _ = scored(reviewing(bench, reviewer, mode="binding"), "one = 1", "two = 2", "wrong = 3")
+    assert [(event.outcome, event.review) for event in events] == [
+        ("accepted", "unsure"), ("rejected", ""), ("rejected", ""),
+    ]  # fmt: skip
+
+
+def test_a_proven_cheat_becomes_a_hacking_case_without_a_reviewer(bench: Bench) -> None:
+    """With the seed that shows it again; without one, and for a mistake, nothing is filed."""
+    cases = HackingCases(bench.store)
+    before = len(cases.all())
+    proven = wrong().model_copy(update={"detail": {"seed": "ab12"}})
+    mistake = proven.model_copy(update={"reason": "incorrect"})
+    bench.answers = [1.5, 1.5, proven, wrong(), mistake]
+    scored(bench.recorder, "cheat = {}", "other = []", "mistake = ()")
+    (found,) = [case for case in cases.all() if case.origin.startswith("r1")]
+    assert len(cases.all()) == before + 1
+    assert (found.code, found.reason) == ("cheat = {}", "caching")
+    assert "ab12" in found.explanation
 
 
 def control(speedup: float = 1.0, sd: float = 0.0, number: int = 0) -> Evaluation:
