@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from evaluator.flow import Gate
 
 
-def settings(
-    config: EvaluatorConfig, bench: Bench, device: Device, slots: int, reload: bool
-) -> protocols.TimingSettings:
+def settings(config: EvaluatorConfig, bench: Bench, slots: int, reload: bool) -> protocols.TimingSettings:
     """The protocol's numbers for this task and candidate."""
     timing = config.timing
-    low, high = calls_per_turn(_call_ns(bench, device), slots)
+    low, high = calls_per_turn(_call_ns(bench), slots)
     half_width = timing.reward_half_width if config.protocol == "reward" else timing.half_width
     return protocols.TimingSettings(
         half_width=half_width, confidence=timing.confidence, cap_s=timing.cap_s, calls_low=low, calls_high=high,
@@ -50,9 +48,11 @@ def measure(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, s
 
 def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> TimingResult:
     reload = bench.observed.parameters == "loaded" and not bench.each
+    numbers = settings(config, bench, slots, reload)
+    most = min(slots, numbers.calls_high)
     protocol = protocols.create(
-        config.protocol, random.Random(bench.secret()), settings(config, bench, device, slots, reload),
-        history=bench.history, reference_ms=bench.server.opened["call_ms"], window_s=config.timing.paper_window_s,
+        config.protocol, random.Random(bench.secret()), numbers, history=bench.history,
+        reference_ms=bench.server.opened["call_ms"], window_s=config.timing.paper_window_s,
     )  # fmt: skip
     bench.server.ask({"op": "bases", "secret": bench.secret()})
     pairs: list[Pair] = []
@@ -63,7 +63,7 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
         if plan.placement != placement:
             bench.place(slots)
             placement = plan.placement
-            _settle(bench, slots if device.runtime else 1)  # as many results as ever live at once find their memory
+            _settle(bench, most)
         if plan.reload:
             bench.load_parameters(bench.secret())
             _settle(bench, 1)
@@ -84,21 +84,24 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
     return result
 
 
-def _call_ns(bench: Bench, device: Device) -> float:
+def _call_ns(bench: Bench) -> float:
     """What a call of the slower arm takes.
 
-    On an accelerator a turn of few calls is mostly the judge's own overhead, which both arms pay: there it is the
-    reference's call, measured at its admission, and what the candidate's turn took more than the reference's.
+    A turn of few calls is mostly the judge's own overhead, which both arms pay: so this is the reference's call,
+    measured at its admission, and what the candidate's fastest turn took more than the reference's.
     """
-    reference_ns, candidate_ns = 1e9 * bench.reference.last_call_s, 1e9 * bench.candidate.last_call_s
-    if not device.runtime:
-        return max(reference_ns, candidate_ns)
-    return 1e6 * float(bench.server.opened["call_ms"]) + max(0.0, candidate_ns - reference_ns)
+    reference_s, candidate_s = bench.reference.fastest_call_s, bench.candidate.fastest_call_s
+    return 1e6 * float(bench.server.opened["call_ms"]) + 1e9 * max(0.0, candidate_s - reference_s)
 
 
 def _settle(bench: Bench, calls: int) -> None:
-    """An untimed, compared turn of each arm after memory or parameters have changed."""
-    bench.pair([Draw.fresh(bench.rng) for _ in range(calls)], reference_first=True)
+    """An untimed, compared turn of each arm after memory or parameters have changed.
+
+    After a change of memory it has as many calls as any turn, so that all results that ever live at once have been
+    there; a random arm is first, so that neither always gets the pages that the other gave back.
+    """
+    draws = [Draw.fresh(bench.rng) for _ in range(calls)]
+    bench.pair(draws, reference_first=bench.rng.random() < 0.5)
 
 
 def confirm(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> None:

@@ -18,6 +18,7 @@ from evaluator.flow import Flow
 from evaluator.sides import ReferenceFailed
 from evaluator.timing.statistics import PlacementHistory
 from evaluator.timing.turns import Arm, ArmFault
+from evaluator.worker import allocator
 from evaluator.worker.process import Zygote
 from evaluator.worker.wire import read_text, write_text
 from tasks.records import Candidate, Evaluation, Task
@@ -117,7 +118,7 @@ class Evaluator:
                 environment={
                     "PATH": discover().search_path(self.device.type), **_INDUCTOR, **dict(self.device.environment),
                 },
-                modules=self.device.modules,
+                modules=self.device.modules, allocator=allocator.library(),
             )  # fmt: skip
             self._zygote.start(self.config.deadlines.start_s)
             metrics.RESTARTS.labels(self.device.type).inc()

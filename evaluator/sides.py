@@ -38,6 +38,7 @@ class Side:
         self.layers = tuple(layers)
         self.call_s = call_s
         self.last_call_s = 0.0
+        self.fastest_call_s = float("inf")
         self.ends_at_s = float("inf")
         self.load_ends_at_s = float("inf")
         self._observed = observed
@@ -142,6 +143,7 @@ class Side:
         if self.collect is not None:
             span_ns += self.collect(len(calls)) - turn.end_ns
         self.last_call_s = span_ns / 1e9 / len(calls)
+        self.fastest_call_s = min(self.fastest_call_s, self.last_call_s)
         return ArmTurn(tuple(answer.stamps), span_ns, turn.ran_ns, turn.waited_ns), answer.results
 
     def burst_s(self, calls: int) -> float:

@@ -84,7 +84,7 @@ class Worker:
     def map(self, handles: list[Any], drop: bool, fds: list[int] | None = None) -> Answer:
         """Takes new arenas, by descriptors or handles: inputs, outputs, parameters.
 
-        Cached device memory is given back, so that results too lie elsewhere on each placement.
+        Free memory is given back, so that results too lie elsewhere on each placement.
         """
         self._held, self._earlier = [], []
         for arena in (self._inputs, self._outputs, self._parameters):

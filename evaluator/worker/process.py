@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.worker import wire
+from evaluator.worker.allocator import variables
 from evaluator.worker.sandbox import SandboxPlan, import_path
 from tasks.lifeline import Owned, spawn
 
@@ -165,16 +166,17 @@ class Zygote:
     """Starts the zygote and forks children from it.
 
     It inherits `lock_descriptor`, so that a lock held through it is free only when it is gone, and removes the folder
-    `scratch` when it ends.
+    `scratch` when it ends. It and its children run with the library of `allocator`, a descriptor, where that is one.
     """
 
     def __init__(
         self, *, threads: int = 1, lock_descriptor: int = -1, environment: Mapping[str, str] | None = None,
-        modules: Sequence[str] = (), scratch: str = "",
+        modules: Sequence[str] = (), scratch: str = "", allocator: int = -1,
     ) -> None:  # fmt: skip
         self._threads = threads
         self._lock = lock_descriptor
         self._scratch = scratch
+        self._allocator = allocator
         self._environment = dict(environment or {})
         self._modules = list(modules)
         self._control: socket.socket | None = None
@@ -184,7 +186,7 @@ class Zygote:
     def start(self, timeout_s: float = 60.0) -> None:
         """Starts the process and waits until it has imported torch. Raises ProcessLost."""
         ours, theirs = wire.pair()
-        descriptors = [theirs.fileno()] + ([self._lock] if self._lock >= 0 else [])
+        descriptors = [theirs.fileno(), *(number for number in (self._lock, self._allocator) if number >= 0)]
         self._owned = spawn(
             [sys.executable, "-m", "evaluator.worker.zygote", str(theirs.fileno())],
             env=self._variables(), cwd="/", pass_fds=descriptors, stderr=None,
@@ -201,7 +203,8 @@ class Zygote:
         return {
             **kept, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": one,
             "MKL_NUM_THREADS": one, "OPENBLAS_NUM_THREADS": one, "OMP_WAIT_POLICY": "PASSIVE",
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "USER": "worker", "LOGNAME": "worker", **self._environment,
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "USER": "worker", "LOGNAME": "worker", **variables(self._allocator),
+            **self._environment,
         }  # fmt: skip
 
     def spawn_worker(self, plan: SandboxPlan, settings: dict[str, Any] | None = None, timeout_s: float = 10.0) -> Child:

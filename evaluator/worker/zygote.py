@@ -24,7 +24,7 @@ import socket
 import sys
 from typing import Any
 
-from evaluator.worker import phases, sandbox, syscalls, wire
+from evaluator.worker import allocator, phases, sandbox, syscalls, wire
 
 EXTENSIONS = "torch.utils.cpp_extension"
 """Torch's builder of extensions."""
@@ -34,6 +34,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
+    allocator.loaded()
     settings, _ = wire.receive_trusted(control)
     for ignored in (signal.SIGINT, signal.SIGTERM):  # it ends, and cleans up, when the judge's end closes
         signal.signal(ignored, signal.SIG_IGN)
@@ -73,6 +74,7 @@ def _import_everything(settings: dict[str, Any]) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     tripwire.functions()
+    allocator.release()
     sandbox.interpreter_trees()
     confine.prepare()
     phases.project_modules()

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evaluator import Evaluator, EvaluatorConfig
 from evaluator.config import TimingConfig
-from evaluator.worker import wire
+from evaluator.worker import allocator, wire
 from evaluator.worker.process import Zygote
 from evaluator.worker.sandbox import SandboxPlan
 from tasks.records import Candidate, Task
@@ -69,7 +69,7 @@ def load_ms(zygote: Zygote, plan: SandboxPlan) -> tuple[float, list[str]]:
 
 def table_of_starts(repeats: int) -> None:
     with_layers, bare = SandboxPlan(), SandboxPlan(layers=(), fallback_scratch="/tmp/kontrast-bench")
-    zygote = Zygote(scratch="/tmp/kontrast-bench")
+    zygote = Zygote(scratch="/tmp/kontrast-bench", allocator=allocator.library())
     zygote.start()
     print(f"{'request to module loaded':<28}{'median ms':>10}{'p90 ms':>8}  layers")
     try:
