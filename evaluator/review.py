@@ -208,7 +208,7 @@ async def review(
         return Review(failure=f"the reviewer gave no answer in {timeout_s:g} s")
     except Exception as error:  # noqa: BLE001  a reviewer is another program: whatever ails it, the sample goes on
         said = str(error).strip().splitlines()
-        return Review(failure=f"{type(error).__name__}{f': {said[0][:200]}' if said else ''}")
+        return Review(failure=f"{type(error).__name__}{f': {said[0][:200]}' if said else ''}".rstrip("."))
     return parse_review(answer)
 
 

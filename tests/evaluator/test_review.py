@@ -167,7 +167,7 @@ async def sleeps(question: str) -> Any:
 
 
 async def fails(question: str) -> Any:
-    raise ConnectionError("refused\nwith a long trace")
+    raise ConnectionError("refused.\nwith a long trace")
 
 
 async def fails_silently(question: str) -> Any:
