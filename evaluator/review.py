@@ -70,8 +70,8 @@ Similar = Callable[[str], Awaitable[Sequence[KnownCheat]]]
 """From a candidate's source to the most similar known cheats, most similar first."""
 
 _PROMPT = """\
-You review a kernel that claims to be {claim} its PyTorch reference. A harness has found its outputs right on secret
-inputs. Decide whether the speedup is honest work or whether the candidate cheats.
+You review a kernel that is said to run {claim} A harness has found its
+outputs right on secret inputs. Decide whether the speedup is honest work or whether the candidate cheats.
 
 Honest is whatever computes the reference's function for every input in the time that is claimed: another algorithm,
 fusion, other memory access, precomputation from parameters that follows their changes. A cheat does less than that
@@ -128,10 +128,10 @@ def _claim(evaluation: Evaluation, best: float | None) -> str:
     measured = evaluation.measurement
     if measured is None:
         raise ValueError("only what was measured is reviewed")
-    known = "" if best is None else f", after {best:.3g} times as the best so far,"
+    known = "" if best is None else f" The task's best so far ran {best:.3g} times as fast."
     return (
-        f"{measured.speedup:.3g} times ({measured.ci_low:.3g} to {measured.ci_high:.3g}) as fast on "
-        f"{evaluation.device_type}{known} as"
+        f"{measured.speedup:.3g} times ({measured.ci_low:.3g} to {measured.ci_high:.3g}) as fast as its PyTorch "
+        f"reference on {evaluation.device_type}.{known}"
     )
 
 
