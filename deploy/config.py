@@ -13,9 +13,10 @@ from pydantic import Field, model_validator
 
 from deploy.resolve import Tree, merge, parse_overrides, read_tree, to_toml, validate
 from evaluator.config import EvaluatorConfig
+from evaluator.review import SMALLEST_PROMPT
 from exemplar_store.config import StoreConfig
 from learner.config import LearnerConfig
-from rollout.config import RolloutConfig
+from rollout.config import OpenAIConfig, RolloutConfig, SamplingConfig
 from tasks.config import Section
 from tasks.records.base import digest
 
@@ -60,7 +61,7 @@ class Timeouts(Section):
     generate_timeout_s: float = Field(default=1200.0, gt=0)
     """For all samples of one group."""
     evaluate_timeout_s: float = Field(default=900.0, gt=0)
-    """For one evaluation, waiting for the device included."""
+    """For one evaluation, waiting for the device and measuring it again included."""
     learn_timeout_s: float = Field(default=3600.0, gt=0)
     """For one step of the learner, and for a checkpoint."""
     publish_timeout_s: float = Field(default=600.0, gt=0)
@@ -98,6 +99,43 @@ class ClusterConfig(Timeouts):
     """How often Ray starts a dead actor again; -1 for ever."""
 
 
+class ReviewConfig(Section):
+    """The reviewing model, which gives its opinion on large jumps beside similar known cheats."""
+
+    mode: Literal["off", "advisory", "binding"] = "off"
+    """`advisory` notes its verdict on the sample; `binding` rejects what it takes for a cheat."""
+    jump: float = Field(default=2.0, gt=1)
+    """Score above this multiple of the task's best is a large jump."""
+    above: float = Field(default=3.0, gt=1)
+    """Score above this is one as well, whatever the best."""
+    engine: Literal["openai", "vllm", "transformers"] = "openai"
+    """What runs the model: an OpenAI-compatible endpoint, or an engine on the cluster."""
+    model: str = ""
+    """Checkpoint folder or packaged model of an engine on the cluster; an endpoint's is named in `review.openai`."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where an engine on the cluster runs."""
+    cpus: float = Field(default=0.0, ge=0)
+    """CPUs of the reviewer's process."""
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs of the reviewer's process."""
+    temperature: float = Field(default=0.2, gt=0, le=2)
+    """Sampling temperature of its answer."""
+    max_tokens: int = Field(default=1024, ge=64)
+    """Longest answer in tokens, reasoning included."""
+    max_prompt_chars: int = Field(default=24_000, ge=SMALLEST_PROMPT)
+    """Longest question in characters; similar cases give way first."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Longest wait for its answer; then the sample goes on unreviewed."""
+    openai: OpenAIConfig = OpenAIConfig()
+
+    def rollout(self) -> RolloutConfig:
+        """The engine's settings."""
+        return RolloutConfig(
+            engine=self.engine, model=self.model, device=self.device, openai=self.openai,
+            sampling=SamplingConfig(temperature=self.temperature, max_tokens=self.max_tokens, group_size=1),
+        )  # fmt: skip
+
+
 class ObserveConfig(Section):
     """Progress and metrics."""
 
@@ -120,6 +158,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
     cluster: ClusterConfig = ClusterConfig()
+    review: ReviewConfig = ReviewConfig()
     observe: ObserveConfig = ObserveConfig()
 
     @model_validator(mode="after")
@@ -152,7 +191,22 @@ class Config(Section):
                 f"run.max_groups = {self.run.max_groups} is below learner.grpo.groups_per_step = "
                 f"{learner.grpo.groups_per_step}: no step could be taken"
             )
+        self._check_review()
         return self
+
+    def _check_review(self) -> None:
+        review = self.review
+        if review.mode == "off":
+            return
+        if review.engine == "openai" and not (review.openai.base_url and review.openai.model):
+            raise ValueError("review.mode needs a model: set review.openai.base_url and review.openai.model")
+        if review.engine != "openai" and not review.model:
+            raise ValueError(f"review.engine = {review.engine!r} needs a checkpoint: set review.model")
+        if review.engine != "openai" and self.cluster.take_turns:
+            raise ValueError(
+                f"review.engine = {review.engine!r} would run beside timings, for which roles take turns "
+                f'(cluster.take_turns = true): set review.engine = "openai" and name an endpoint elsewhere'
+            )
 
     def device_types(self) -> dict[str, int]:
         """Device types that are measured on, with their number of evaluators; a count of 0 takes a type out."""

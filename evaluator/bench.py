@@ -21,6 +21,7 @@ from evaluator.worker import schema
 if TYPE_CHECKING:
     from evaluator.device_cuda import Gauges
     from evaluator.session import WarmReference
+    from evaluator.timing.statistics import PlacementHistory
 
 Style = Literal["near", "unit", "exact"]
 """How parameters are drawn: see `evaluator.reference.parameters`."""
@@ -61,6 +62,8 @@ class Bench:
         """Whether the rules treat parameters as inputs."""
         self.gauges: Gauges | None = None
         """The device's, where it has any."""
+        self.history: PlacementHistory | None = None
+        """What earlier controls on the device type have shown of placements."""
         self._loads = 0
         self._entries: dict[str, Any] = {}
         if not server.opened["shares_snapshots"]:

@@ -56,7 +56,7 @@ class TimingConfig(Section):
     paper_window_s: float = Field(default=1800.0, gt=0)
     """Window of the `paper` protocol, whatever the intervals say."""
     confirm_above: float = Field(default=3.0, gt=1)
-    """A speedup above it is measured again on fresh seeds."""
+    """A speedup above it is measured again on fresh seeds; in a run so is a new best of its task."""
 
 
 class EvaluatorConfig(Section):
@@ -82,6 +82,10 @@ class EvaluatorConfig(Section):
     compile: CompileConfig = CompileConfig()
     pool: dict[str, int] = Field(default_factory=dict)
     """Number of evaluators per device type, such as `{H100 = 4, cpu = 1}`."""
+    control_every: int = Field(default=50, ge=0)
+    """In a run, each evaluator measures the reference against itself after this many evaluations; 0 never does."""
+    control_bias: float = Field(default=0.01, gt=0)
+    """Largest bias of these controls, relative, above which the run raises an alarm."""
     lock_timeout_s: float = Field(default=600.0, gt=0)
     """How long a timing waits for another evaluator's on the same device."""
 

@@ -167,6 +167,7 @@ class Flow:
         bench.random_parameters = self._rules.weights == "loaded"
         bench.each = self._rules.output_lifetime == "next_call"
         bench.gauges = self._evaluator.gauges()
+        bench.history = self._evaluator.history
         return bench
 
     def _load(self, bench: Bench) -> None:

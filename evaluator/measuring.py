@@ -41,6 +41,7 @@ def measure(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, s
     observed = bench.observed
     observed.measurement = result.measurement
     observed.span_limited, observed.unstable = result.span_limited, result.unstable
+    observed.placement_sd_log = result.placement_sd_log
     observed.news()
     gate.pass_or_end()
 
@@ -50,7 +51,7 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
     numbers = settings(config, bench, slots, reload)
     most = min(slots, numbers.calls_high)
     protocol = protocols.create(
-        config.protocol, random.Random(bench.secret()), numbers,
+        config.protocol, random.Random(bench.secret()), numbers, history=bench.history,
         reference_ms=bench.server.opened["call_ms"], window_s=config.timing.paper_window_s,
     )  # fmt: skip
     bench.server.ask({"op": "bases", "secret": bench.secret()})

@@ -59,6 +59,7 @@ class Observed:
         self.measurement: Measurement | None = None
         self.span_limited = False
         self.unstable = ""
+        self.placement_sd_log = 0.0
         self.confirmation: Confirmation | None = None
         self.infrastructure: Infrastructure | None = None
         self.random_reference = False
@@ -199,6 +200,6 @@ class Observed:
             draws=self.ledger.tallies(), determinism=self.determinism, degenerate=self.degenerate, growth=self.growth,
             pending=self.pending, timers=self.timers, own_work=self.own_work, global_state=self.global_state,
             measurement=self.measurement, span_limited=self.span_limited, unstable=self.unstable,
-            confirmation=self.confirmation, infrastructure=self.infrastructure,
+            placement_sd_log=self.placement_sd_log, confirmation=self.confirmation, infrastructure=self.infrastructure,
             random_reference=self.random_reference,
         )  # fmt: skip

@@ -16,6 +16,7 @@ from evaluator.config import EvaluatorConfig
 from evaluator.device import Device, DeviceLock, open_device
 from evaluator.flow import Flow
 from evaluator.sides import ReferenceFailed
+from evaluator.timing.statistics import PlacementHistory
 from evaluator.timing.turns import Arm, ArmFault
 from evaluator.worker import allocator
 from evaluator.worker.process import Zygote
@@ -67,6 +68,8 @@ class Evaluator:
         self.config = config or EvaluatorConfig()
         self.device: Device = device if isinstance(device, Device) else open_device(device, self.config.threads)
         self.lock = DeviceLock(self.device.lock_path)
+        self.history: PlacementHistory | None = None
+        """Placement variance of earlier controls on this device type; enough of it makes timings shorter."""
         self._zygote: Zygote | None = None
         self._reference: WarmReference | None = None
         self._pool: CompilePool | None = None

@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import resources
 
 from pydantic import Field, ValidationError
@@ -23,6 +23,10 @@ from tasks.records.evaluation import RejectionReason
 from tasks.records.source import normalised_source
 
 LONGEST_GRAM = 3
+NEARLY_EQUAL = 0.8
+"""Similarity from which a cheat found in a run adds nothing to a known case of its family."""
+MOST = 500
+"""Cases at which runs stop adding theirs."""
 _TOKEN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|\d+(?:\.\d+)?|[^\sA-Za-z0-9_]")
 
 
@@ -44,8 +48,9 @@ class HackingCase(Record):
         return exemplar_id(digest("hacking", self.family, normalised_source(self.code)))
 
 
+@lru_cache(maxsize=2 * MOST)
 def grams(code: str) -> Counter[tuple[str, ...]]:
-    """Runs of one to three tokens of the code without comments and layout, counted."""
+    """Runs of one to three tokens of the code without comments and layout, counted. Shared: not to be changed."""
     tokens = _TOKEN.findall(normalised_source(code))
     return Counter(
         tuple(tokens[at : at + length])
@@ -94,6 +99,13 @@ class HackingCases:
     def add(self, cases: Iterable[HackingCase]) -> int:
         """Files cases; how many were new."""
         return sum(self._connection.calls([("HSETNX", self._key, case.id, case.to_json()) for case in cases]))
+
+    def learn(self, case: HackingCase) -> bool:
+        """Files a cheat that a run has found, unless a known case of its family is nearly equal; whether it was new."""
+        known = self.all()
+        ranked = most_similar(case.code, known, len(known))
+        alike = any(one.family == case.family and near >= NEARLY_EQUAL for one, near in ranked)
+        return len(known) < MOST and not alike and self.add([case]) == 1
 
     def all(self) -> list[HackingCase]:
         """Every case, by id."""

@@ -7,6 +7,7 @@ belongs to the whole store shares `{store}`. No operation touches two slots at o
     kontrast:{store}:meta                          hash    schema, bucket scale and width, made by
     kontrast:{store}:tasks                         hash    task hash -> task id
     kontrast:{store}:hacking                       hash    case id -> JSON of a hacking case
+    kontrast:{store}:controls:<type>|<protocol>    zset    packed evaluation of the reference against itself, by time
     kontrast:{store}:imports                       hash    fingerprint of a file -> bytes of it that are imported
     kontrast:{<task>}:task                         string  JSON of the task, when it was given
     kontrast:{<task>}:stats                        hash    seq; <shelf>|<bucket>|n and |s (count, micro-score sum)

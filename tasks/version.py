@@ -2,7 +2,7 @@
 
 PACKAGE_VERSION = "0.1.0"
 
-EVALUATOR_VERSION = "1"
+EVALUATOR_VERSION = "2"
 """Raised whenever a verdict or a number of the evaluator may change for the same candidate."""
 
 RECORD_SCHEMA_VERSION = 1

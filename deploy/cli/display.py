@@ -66,6 +66,8 @@ def print_result(summary: dict[str, Any], folder: str) -> None:
     typer.echo(report.plain_table(report.table_rows(summary)))
     typer.echo("")
     typer.echo(report.comparison_text(summary))
+    for line in report.control_lines(summary):
+        typer.echo(line)
     samples, groups = summary["samples"], summary["groups"]
     typer.echo("samples: " + ", ".join(f"{count} {name}" for name, count in samples.items()))
     typer.echo("groups:  " + ", ".join(f"{count} {name}" for name, count in groups.items()))

@@ -14,6 +14,7 @@ _PROTOCOL = "sequential, reward (quick, as in training) or paper (CUDA-L1's rule
 _SIZE = "Size of procedural tasks, cpu or gpu; by default the device's."
 _KERNELBENCH = "Checkout, .jsonl or .parquet of KernelBench."
 _SEED = "Draw inputs as an earlier evaluation did; printed with each rejection."
+_CONTROL = "Measure the task's reference against itself this often, instead of a candidate."
 _BATCH = 'File of lines {"id", "task", "candidate"}, each a path, an id or source text.'
 _OUT = "Where --batch writes its lines; standard output without it."
 
@@ -30,6 +31,7 @@ def evaluate(
     kernelbench: Annotated[str, typer.Option("--kernelbench", help=_KERNELBENCH, show_default=False)] = "",
     seed: Annotated[str, typer.Option("--seed", help=_SEED, show_default=False)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    control: Annotated[int, typer.Option("--control", min=0, help=_CONTROL)] = 0,
     batch: Annotated[str, typer.Option("--batch", help=_BATCH, show_default=False)] = "",
     out: Annotated[str, typer.Option("--out", help=_OUT, show_default=False)] = "",
     evaluators: Annotated[int, typer.Option("--evaluators", min=1, help="Evaluators for a --batch.")] = 1,
@@ -37,14 +39,18 @@ def evaluate(
     """Judge a candidate against its reference: is it right on secret inputs, and how much faster is it?
 
     Exit code 0: accepted (with --batch: every line got an evaluation). 1: rejected. 2: bad usage or unreadable input.
-    3: unscored, since something of the machine failed and not the candidate.
+    3: unscored, since something of the machine failed and not the candidate. With --control: 0, 1 when the evaluator is
+    off by its own controls, 3 when none was measured.
     """
-    from deploy.cli.evaluation import Request, evaluate_batch, evaluate_one
+    from deploy.cli.evaluation import Request, evaluate_batch, evaluate_controls, evaluate_one
 
     request = Request(
         device=device, protocol=protocol, rules=rules, dtype=dtype, size=size, kernelbench=kernelbench, seed=seed,
         evaluators=evaluators,
     )  # fmt: skip
+    if control:
+        stray = candidate or batch or out or seed
+        raise typer.Exit(evaluate_controls(request, task, control, as_json=as_json, stray=stray))
     if batch:
         raise typer.Exit(evaluate_batch(request, batch, out, stray=task or candidate))
     raise typer.Exit(evaluate_one(request, task, candidate, as_json=as_json, out=out))

@@ -8,19 +8,21 @@ sentence; no answer comes from an earlier evaluation.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, get_args
 
 from tasks.errors import UsageError
 from tasks.records import Candidate, Evaluation, Task
 from tasks.records import evaluation as words
+from tasks.records.base import stable_json
 from tasks.records.task import Precision
 
 EXIT_CODES = {"accepted": 0, "rejected": 1, "unscored": 3}
@@ -34,6 +36,9 @@ class Judge(Protocol):
 
     def evaluate(self, task: Task, candidate: Candidate, *, seed: bytes | None = None) -> Evaluation:
         """Judges one candidate."""
+
+    def control(self, task: Task) -> Evaluation:
+        """Measures the reference against itself."""
 
 
 MakeJudge = Callable[[str, dict[str, Any]], AbstractContextManager[Judge]]
@@ -192,6 +197,41 @@ def evaluate_one(
             seed = str(evaluation.detail.get("seed") or "")
             print_panel(evaluation, stream, command=request.reproduce(task_reference, candidate_reference, seed))
     return EXIT_CODES[evaluation.outcome]
+
+
+def evaluate_controls(
+    request: Request, task_reference: str, count: int, *, as_json: bool, stray: str = "", make: MakeJudge = make_judge
+) -> int:
+    """Measures a reference against itself `count` times and prints the figures; the exit code. Raises UsageError."""
+    from evaluator.timing.controls import ENOUGH, health
+
+    if not task_reference or stray or request.evaluators > 1:
+        raise UsageError(
+            "--control takes a task and nothing else: leave candidate, --batch, --out, --seed and --evaluators out"
+        )
+    task, found = request.task(task_reference), []
+    with results_stream() as stream:
+        with make(request.device, request.settings) as judge:
+            for number in range(1, count + 1):
+                control = judge.control(task)
+                found.append(control)
+                if not as_json:
+                    stream.write(f"{number}: {control.reason or 'accepted'}. {control.message}\n")
+                    stream.flush()
+        figures = health(found)
+        if as_json:
+            stream.write(stable_json(asdict(figures)) + "\n")
+        else:
+            stream.write(
+                f"{figures.measured} measured, {figures.failed} failed, {figures.coverage:.0%} of intervals cover 1, "
+                f"bias {math.expm1(figures.bias_log):+.2%}, half-width {math.expm1(figures.half_width_log):.1%}\n"
+            )
+            few = "" if figures.measured >= ENOUGH else f"A judgement needs {ENOUGH} of them."
+            verdict = f"{figures.alarm}." if figures.alarm else few
+            stream.write(f"{verdict}\n" if verdict else "")
+    if not figures.measured:
+        return EXIT_CODES["unscored"]
+    return EXIT_CODES["rejected"] if figures.alarm else EXIT_CODES["accepted"]
 
 
 def evaluate_batch(request: Request, batch: str, out: str, *, stray: str = "", make: MakeJudge = make_judge) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.folder import RunFolder
 from deploy.graph.coordinator import Coordinator
-from deploy.graph.events import KernelConfirmed, SampleLeft, SeedEvaluated
+from deploy.graph.events import ControlMeasured, KernelConfirmed, SampleLeft, SeedEvaluated
 from deploy.graph.plan import RunPlan
 from deploy.graph.recorder import Recorder, Rules, Tools
 from deploy.graph.remote import remote_handles
@@ -88,6 +88,10 @@ class RecorderActor:
     async def seed(self, task_id: str, device_type: str) -> list[SeedEvaluated]:
         """Evaluates a task's seed kernels."""
         return await self._recorder.seed(task_id, device_type)
+
+    async def control(self, task_id: str, device_type: str) -> ControlMeasured | None:
+        """Measures a reference against itself where that is due."""
+        return await self._recorder.control(task_id, device_type)
 
     async def ping(self) -> bool:
         """True once the actor serves."""

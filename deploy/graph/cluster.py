@@ -53,6 +53,8 @@ def requests_of(config: Config) -> list[Request]:
             setting="cluster.generators",
         )
     )  # fmt: skip
+    if config.review.mode != "off":
+        requests.append(Request("reviewer", 1, config.review.cpus, config.review.gpus, setting="review.mode"))
     return requests
 
 

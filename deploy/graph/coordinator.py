@@ -313,6 +313,19 @@ class Coordinator:
             self._to_score.append((drawn, attempt + 1))
             return
         await self._leave(event)
+        if self.plan.controls and not self._stopping:
+            await self._control(group)
+
+    async def _control(self, group: Group) -> None:
+        """The reference against itself, where an evaluator is due for it; nothing waits for its success."""
+        work = self._handles.scorers.control(group.task_id, group.device_type)
+        try:
+            event = await within(work, self.plan.evaluate_timeout_s, "a control", "evaluate")
+        except (WorkerLost, WaitedTooLong) as error:
+            _log.warning("a control on %s is lost: %s", group.device_type, error)
+            return
+        if event is not None:
+            await self._emit(event)
 
     async def _give_up(self, group: Group, drawn: Drawn) -> SampleLeft | None:
         """Records a sample that no evaluator could judge; None when even that failed and it was cancelled."""

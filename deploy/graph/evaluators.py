@@ -2,7 +2,8 @@
 
 Invariants: a candidate goes only to a device of the type it was asked for; candidates of one task stay on one
 evaluator, in order, as long as no other of the type is idle while theirs has a queue; confirmations go before
-explorations; an evaluator that died is asked again only after another one, if there is another.
+explorations and, where there is another evaluator of the type, to another than the first measurement; an evaluator
+that died is asked again only after another one, if there is another.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from deploy.graph.handles import WorkerLost
 from deploy.graph.placement import label_selector
 from deploy.graph.remote import ask
 from evaluator.config import EvaluatorConfig
+from evaluator.timing.statistics import PlacementHistory
 from tasks.integrity import check_integrity
 from tasks.records import Candidate, Evaluation, Task
 
@@ -43,6 +45,11 @@ class Loads:
             return home
         self.home[task] = least
         return least
+
+    def elsewhere(self, avoid: Collection[int]) -> int:
+        """The least busy evaluator outside `avoid`, else of all; no task moves home for it."""
+        others = [number for number in range(len(self.waiting)) if number not in avoid]
+        return min(others or range(len(self.waiting)), key=lambda number: (self.waiting[number], number))
 
 
 class Gate:
@@ -81,44 +88,82 @@ class Gate:
 class EvaluatorPool:
     """Evaluator actors by device type; used from one event loop."""
 
-    def __init__(self, actors: Mapping[str, Sequence[Any]], *, attempts: int = 2) -> None:
-        """`actors` are handles by device type."""
+    def __init__(self, actors: Mapping[str, Sequence[Any]], *, attempts: int = 2, control_every: int = 0) -> None:
+        """`actors` are handles by device type; a control is due on each after `control_every` evaluations."""
         self._actors = {device_type: list(found) for device_type, found in actors.items()}
         self._loads = {device_type: Loads([0] * len(found)) for device_type, found in self._actors.items()}
         self._gates = {device_type: [Gate() for _ in found] for device_type, found in self._actors.items()}
         self._attempts = attempts
+        self._control_every = control_every
+        self._since = {device_type: [0] * len(found) for device_type, found in self._actors.items()}
+        self.histories: dict[str, PlacementHistory | None] = {}
+        """By device type, what evaluators are told about placements; whoever keeps the controls sets it."""
 
     async def evaluate(
-        self, task: Task, candidate: Candidate, device_type: str, protocol: str, *, priority: int = EXPLORATION
-    ) -> Evaluation:
-        """Evaluates on a device of the type; raises WorkerLost when the evaluators asked all died over it."""
-        avoid: int | None = None
+        self, task: Task, candidate: Candidate, device_type: str, protocol: str, *, priority: int = EXPLORATION,
+        first: Evaluation | None = None,
+    ) -> Evaluation:  # fmt: skip
+        """Evaluates on a device of the type; raises WorkerLost when the evaluators asked all died over it.
+
+        The evaluator's name is `detail["evaluator"]`. With `first`, another one than the first evaluation's is asked,
+        if there is another.
+        """
+        loads, avoid = self._loads[device_type], []
+        if first is not None:
+            avoid = [n for n in range(len(loads.waiting)) if _name(device_type, n) == evaluator_of(first)]
         for attempt in range(1, self._attempts + 1):
-            number = self._loads[device_type].choose(task.content_hash, avoid)
+            if first is None:
+                number = loads.choose(task.content_hash, avoid[-1] if avoid else None)
+            else:
+                number = loads.elsewhere(avoid)
             try:
                 return await self._one(number, task, candidate, device_type, protocol, priority)
             except WorkerLost as error:
                 _log.warning("attempt %d: %s", attempt, error)
-                avoid = number
+                avoid.append(number)
         raise WorkerLost(f"{self._attempts} evaluators of type {device_type} died over one candidate")
 
+    async def control(self, task: Task, device_type: str, protocol: str) -> Evaluation | None:
+        """The reference of a task against itself, on an evaluator that is due for it; None when none is due.
+
+        Raises WorkerLost when the evaluator died over it; the next control is due a whole round later all the same.
+        """
+        since = self._since[device_type]
+        due = [number for number, count in enumerate(since) if 0 < self._control_every <= count]
+        if not due:
+            return None
+        since[due[0]] = 0
+        return await self._one(due[0], task, None, device_type, protocol, EXPLORATION)
+
     async def _one(
-        self, number: int, task: Task, candidate: Candidate, device_type: str, protocol: str, priority: int
+        self, number: int, task: Task, candidate: Candidate | None, device_type: str, protocol: str, priority: int
     ) -> Evaluation:
+        """One evaluation on one evaluator; without a candidate a control."""
         loads, gate = self._loads[device_type], self._gates[device_type][number]
         loads.waiting[number] += 1
         try:
             await gate.enter(priority)
             try:
-                actor = self._actors[device_type][number]
                 evaluation: Evaluation = await ask(
-                    actor.evaluate, task, candidate, protocol, what=f"evaluator {number} of type {device_type}"
-                )
-                return evaluation
+                    self._actors[device_type][number].evaluate, task, candidate, protocol,
+                    self.histories.get(device_type), what=f"evaluator {number} of type {device_type}",
+                )  # fmt: skip
+                self._since[device_type][number] += candidate is not None
+                detail = {**evaluation.detail, "evaluator": _name(device_type, number)}
+                return evaluation.model_copy(update={"detail": detail})
             finally:
                 gate.leave()
         finally:
             loads.waiting[number] -= 1
+
+
+def _name(device_type: str, number: int) -> str:
+    return f"{device_type}-{number}"
+
+
+def evaluator_of(evaluation: Evaluation) -> str:
+    """Name of the evaluator that made an evaluation in a run; empty for one made elsewhere."""
+    return str(evaluation.detail.get("evaluator", ""))
 
 
 class EvaluatorActor:
@@ -130,13 +175,21 @@ class EvaluatorActor:
         self._protocol = ""
         self._evaluator: Any = None
 
-    def evaluate(self, task: Task, candidate: Candidate, protocol: str) -> Evaluation:
-        """Judges one candidate; the device is held by the evaluator of one protocol at a time."""
+    def evaluate(
+        self, task: Task, candidate: Candidate | None, protocol: str, history: PlacementHistory | None = None
+    ) -> Evaluation:
+        """Judges one candidate, or without one the reference against itself.
+
+        The device is held by the evaluator of one protocol at a time.
+        """
         if self._evaluator is None or protocol != self._protocol:
             if self._evaluator is not None:
                 self._evaluator.close()
             self._evaluator, self._protocol = self._open(protocol), protocol
-        evaluation: Evaluation = self._evaluator.evaluate(task, candidate)
+        self._evaluator.history = history
+        evaluation: Evaluation = (
+            self._evaluator.control(task) if candidate is None else self._evaluator.evaluate(task, candidate)
+        )
         return evaluation
 
 

@@ -98,6 +98,8 @@ class SampleLeft(_Event):
     edit_distance: float | None = None
     file: str = ""
     """The accepted kernel, relative to the run folder."""
+    review: Literal["", "honest", "cheat", "unsure", "failed"] = ""
+    """What the reviewing model said of a large jump; empty where it was not asked."""
     new_tokens: int = 0
 
 
@@ -154,6 +156,31 @@ class KernelConfirmed(_Event):
     reference_ms: float | None = None
 
 
+class ControlMeasured(_Event):
+    """An evaluator measured a reference against itself; the figures are those of its newest controls, this included.
+
+    They are kept in the store by device type and protocol, so that a run goes on where earlier ones ended.
+    """
+
+    kind: Literal["control_measured"] = "control_measured"
+    device_type: str
+    protocol: str
+    task_id: str
+    evaluator: str = ""
+    outcome: Literal["accepted", "rejected", "unscored"]
+    reason: str = ""
+    speedup: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    measured: int = 0
+    failed: int = 0
+    coverage: float = 1.0
+    bias_log: float = 0.0
+    half_width_log: float = 0.0
+    alarm: str = ""
+    """What is wrong with the evaluator by its controls, in one sentence; empty while nothing is."""
+
+
 class RunClosed(_Event):
     """The run ended by itself; a run without this event can be resumed."""
 
@@ -163,7 +190,7 @@ class RunClosed(_Event):
 
 Event = (
     RunOpened | CoordinatorStarted | PhaseEntered | TaskSkipped | SeedEvaluated | GroupFormed | SampleLeft | GroupLeft
-    | LineageStarted | StepLearned | VersionPublished | KernelConfirmed | RunClosed
+    | LineageStarted | StepLearned | VersionPublished | KernelConfirmed | ControlMeasured | RunClosed
 )  # fmt: skip
 
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])

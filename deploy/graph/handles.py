@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deploy.graph.events import Event, KernelConfirmed, SampleLeft, SeedEvaluated, VersionPublished
+from deploy.graph.events import ControlMeasured, Event, KernelConfirmed, SampleLeft, SeedEvaluated, VersionPublished
 from deploy.graph.state import Group
 from learner.loop import Learned, Standing
 from tasks.errors import KontrastError
@@ -121,6 +121,12 @@ class Scorers(Protocol):
 
     async def seed(self, task_id: str, device_type: str) -> Sequence[SeedEvaluated]:
         """Evaluates a task's seed kernels and puts the accepted ones into the store; raises PromptRefused."""
+
+    async def control(self, task_id: str, device_type: str) -> ControlMeasured | None:
+        """Measures a task's reference against itself where an evaluator is due for it; None where none is.
+
+        Raises WorkerLost.
+        """
 
 
 class Learner(Protocol):

@@ -27,6 +27,8 @@ class RunPlan:
     confirm: bool = True
     confirm_above: float = 1.0
     """The interval's lower end above which a new kernel is measured again."""
+    controls: bool = False
+    """Whether evaluators measure references against themselves."""
     partial_steps: bool = False
     """A step may be taken with fewer groups than `groups_per_step` when the others were dropped."""
     take_turns: bool = True

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from deploy.graph.events import (
+    ControlMeasured,
     Event,
     KernelConfirmed,
     SampleLeft,
@@ -161,6 +162,11 @@ class RemoteScorers:
         """See `handles.Scorers`."""
         events: list[SeedEvaluated] = await ask_again(self._recorder.seed, task_id, device_type, what="the recorder")
         return events
+
+    async def control(self, task_id: str, device_type: str) -> ControlMeasured | None:
+        """See `handles.Scorers`."""
+        event: ControlMeasured | None = await ask(self._recorder.control, task_id, device_type, what="the recorder")
+        return event
 
 
 class RemoteLearner:

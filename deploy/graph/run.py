@@ -95,6 +95,7 @@ def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
         seeds=config.run.seed_kernels != "none",
         confirm=config.run.confirm,
         confirm_above=max(1.0, config.run.require_speedup),
+        controls=config.evaluator.control_every > 0,
         partial_steps=config.run.partial_steps,
         take_turns=cluster.take_turns,
         attempts=cluster.attempts,
@@ -167,7 +168,8 @@ def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], obje
     rules = Rules(
         config.evaluator.protocol, config.evaluator.rules,
         one_seed_per_speed=config.run.seed_kernels == "one_per_speed", keep_samples=config.run.keep_samples,
-        seed=config.run.seed,
+        seed=config.run.seed, confirm_above=config.evaluator.timing.confirm_above, evaluators=config.device_types(),
+        max_bias=config.evaluator.control_bias, review=config.review,
     )  # fmt: skip
     recorder_name = setting.actor_name("recorder")
     recorder = ray.remote(RecorderActor).options(name=recorder_name, **options).remote(

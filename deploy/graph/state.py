@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from deploy.graph.events import (
+    ControlMeasured,
     CoordinatorStarted,
     Event,
     GroupFormed,
@@ -61,6 +62,8 @@ class RunState:
     """Seed kernels by task, device type and name."""
     confirmed: dict[str, KernelConfirmed] = field(default_factory=dict)
     """Confirmations by sample id."""
+    controls: dict[tuple[str, str], ControlMeasured] = field(default_factory=dict)
+    """The latest control by device type and protocol."""
     skipped: dict[str, TaskSkipped] = field(default_factory=dict)
     epoch: int = 0
     step: int = 0
@@ -107,6 +110,8 @@ class RunState:
                 self.left[event.sample_id] = event
             case KernelConfirmed():
                 self.confirmed.setdefault(event.sample_id, event)
+            case ControlMeasured():
+                self.controls[event.device_type, event.protocol] = event
             case RunClosed():
                 self.closed = event.status
             case StepLearned() | VersionPublished() | LineageStarted() | GroupLeft() | GroupFormed() | SampleLeft():

@@ -14,6 +14,7 @@ from deploy.graph.evaluators import CONFIRMATION, EXPLORATION, EvaluatorPool, op
 from deploy.graph.generating import GeneratorActor
 from deploy.graph.handles import PromptRefused
 from deploy.graph.recorder import Seed, Tools
+from deploy.graph.reviewing import ask_actor, start_reviewer
 from deploy.graph.run import RunFailed, Setting, Workers
 from deploy.graph.state import Group
 from exemplar_store import ExemplarStore, RunStream, StoreConfig
@@ -76,7 +77,13 @@ def make_workers(ray: Any, setting: Setting) -> Workers:
     learner = start_learner(ray, setting)
     _await_ready(ray, {"a generator": [actor.ready for actor in generators], "the learner": [learner.ready]}, config)
     actors = [*generators, learner, *(actor for found in evaluators.values() for actor in found)]
-    return Workers(names, setting.actor_name("learner"), RealTools(config, setting.run.run_id, by_type), actors)
+    reviewer = ""
+    if config.review.mode != "off":
+        reviewer = setting.actor_name("reviewer")
+        actors.append(start_reviewer(ray, config.review, reviewer, setting.source, restarts=cluster.restarts))
+        _await_ready(ray, {"the reviewer": [actors[-1].ready]}, config)
+    tools = RealTools(config, setting.run.run_id, by_type, reviewer)
+    return Workers(names, setting.actor_name("learner"), tools, actors)
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,8 @@ class RealTools:
     run_id: str
     evaluators: Mapping[str, Sequence[str]]
     """Names of the evaluator actors by device type."""
+    reviewer: str = ""
+    """Name of the reviewer's actor; empty where there is none."""
 
     def __call__(self) -> Tools:
         """Loads the tokenizer and takes hold of the evaluators."""
@@ -157,14 +166,21 @@ class RealTools:
 
         tokenizer = ChatTokenizer.load(Path(self.config.rollout.model))
         actors = {kind: [ray.get_actor(name) for name in names] for kind, names in self.evaluators.items()}
-        pool = EvaluatorPool(actors, attempts=self.config.cluster.attempts)
+        pool = EvaluatorPool(
+            actors, attempts=self.config.cluster.attempts, control_every=self.config.evaluator.control_every
+        )
         usual = self.config.evaluator.protocol
 
-        async def evaluate(task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
-            priority = EXPLORATION if protocol == usual else CONFIRMATION
-            return await pool.evaluate(task, candidate, device_type, protocol, priority=priority)
+        async def evaluate(
+            task: Task, candidate: Candidate, device_type: str, protocol: str, first: Evaluation | None = None
+        ) -> Evaluation:
+            priority = EXPLORATION if protocol == usual and first is None else CONFIRMATION
+            return await pool.evaluate(task, candidate, device_type, protocol, priority=priority, first=first)
 
-        return Tools(partial(self._prompt, tokenizer), known_seeds, evaluate)
+        return Tools(
+            partial(self._prompt, tokenizer), known_seeds, evaluate, pool.control, pool.histories.__setitem__,
+            ask_actor(ray.get_actor(self.reviewer)) if self.reviewer else None,
+        )  # fmt: skip
 
     def _prompt(self, tokenizer: Tokenizer, task: Task, exemplars: Sequence[Exemplar], group: Group) -> Prompt:
         try:

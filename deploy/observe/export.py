@@ -32,6 +32,13 @@ class RunMetrics:
             metrics.PHASE.labels(phase).set(float(phase == state.phase))
         metrics.POLICY_STEP.set(state.step)
         metrics.COORDINATOR_STARTS.set(state.incarnation)
+        for key, control in state.controls.items():
+            metrics.CONTROLS.labels(*key).set(control.measured)
+            metrics.CONTROL_FAILURES.labels(*key).set(control.failed)
+            metrics.CONTROL_COVERAGE.labels(*key).set(control.coverage)
+            metrics.CONTROL_BIAS.labels(*key).set(control.bias_log)
+            metrics.CONTROL_HALF_WIDTH.labels(*key).set(control.half_width_log)
+            metrics.CONTROL_ALARM.labels(*key).set(float(bool(control.alarm)))
         for event in fresh:
             self._count(state, event)
         for (task, device_type), best in state.best().items():
@@ -46,6 +53,8 @@ class RunMetrics:
                     metrics.EVALUATIONS.labels(device_type, event.outcome, event.reason).inc()
                 if event.outcome == "accepted" and event.speedup:
                     metrics.SPEEDUP.labels(device_type).observe(event.speedup)
+                if event.review:
+                    metrics.REVIEWS.labels(event.review).inc()
                 metrics.COPIES.inc(event.label == "copy")
                 metrics.NEW_TOKENS.inc(event.new_tokens)
             case SeedEvaluated():

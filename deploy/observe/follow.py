@@ -7,18 +7,20 @@ written to `events.jsonl` once, in order, whatever was there before.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from deploy.folder import RunFolder
-from deploy.graph.events import Event, event_from_dict
+from deploy.graph.events import ControlMeasured, Event, event_from_dict
 from deploy.graph.plan import RunPlan
 from deploy.graph.state import RunState
 from deploy.observe import progress
 from deploy.observe.export import RunMetrics
 from deploy.observe.report import summarize
 
+_log = logging.getLogger(__name__)
 Show = Callable[[progress.Progress], None]
 
 
@@ -42,6 +44,7 @@ class Follower:
         self._metrics = metrics
         self._started_s = clock() if started_s is None else started_s
         self._seen = 0
+        self._warned: set[tuple[str, str]] = set()
         self._written = sum(1 for _ in run.events.open()) if run.events.is_file() else 0
 
     def catch_up(self) -> list[Event]:
@@ -53,12 +56,21 @@ class Follower:
                 self._seen += 1
                 self.state.apply(event)
                 fresh.append(event)
+                if isinstance(event, ControlMeasured):
+                    self._warn(event)
                 if self._seen > self._written:
                     file.write(json.dumps(value, sort_keys=True) + "\n")
                     self._written = self._seen
         if self._metrics is not None:
             self._metrics.update(self.state, fresh)
         return fresh
+
+    def _warn(self, control: ControlMeasured) -> None:
+        """Says an alarm once."""
+        key = (control.device_type, control.protocol)
+        if control.alarm and key not in self._warned:
+            self._warned.add(key)
+            _log.warning("The evaluator is off on %s under %s: %s.", *key, control.alarm)
 
     def show(self) -> None:
         """Shows the figures of this moment."""

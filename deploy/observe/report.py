@@ -11,9 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from deploy.graph.events import SampleLeft
+from deploy.graph.events import ControlMeasured, SampleLeft
 from deploy.graph.state import RunState
 from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION, RECORD_SCHEMA_VERSION
+
+CONTROL_ALARM = "control_alarm"
+"""Label of a run whose evaluator is off by its own controls: its speedups are not to be trusted."""
 
 
 def summarize(state: RunState, targets: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -29,7 +32,10 @@ def summarize(state: RunState, targets: Sequence[tuple[str, str]]) -> dict[str, 
         "samples": state.ledger.samples.counts(),
         "groups": state.ledger.groups.counts(),
         "reasons": dict(Counter(e.reason for e in state.left.values() if e.reason)),
+        "reviews": dict(Counter(e.review for e in state.left.values() if e.review)),
         "copies": sum(e.label == "copy" for e in state.left.values()),
+        "labels": sorted({CONTROL_ALARM for control in state.controls.values() if control.alarm}),
+        "controls": [_control(control) for _, control in sorted(state.controls.items())],
         "skipped": {name: event.reason for name, event in state.skipped.items()},
         "tasks": [_task(state, task_id, device_type) for task_id, device_type in targets],
         "frozen_policy": compare(state, frozen, trained),
@@ -61,6 +67,20 @@ def _task(state: RunState, task_id: str, device_type: str) -> dict[str, Any]:
             "file": best.file,
         },
     }  # fmt: skip
+
+
+def _control(control: ControlMeasured) -> dict[str, Any]:
+    """The references against themselves on one device type under one protocol."""
+    return {
+        "device_type": control.device_type,
+        "protocol": control.protocol,
+        "measured": control.measured,
+        "failed": control.failed,
+        "coverage": control.coverage,
+        "bias": math.expm1(control.bias_log),
+        "mean_half_width": math.expm1(control.half_width_log),
+        "alarm": control.alarm,
+    }
 
 
 def _key(state: RunState, event: SampleLeft) -> tuple[str, str]:
@@ -135,6 +155,16 @@ def plain_table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def control_lines(summary: dict[str, Any]) -> list[str]:
+    """One line for each device type and protocol that was measured against itself."""
+    return [
+        f"controls on {one['device_type']} ({one['protocol']}): {one['measured']} measured, {one['failed']} failed, "
+        f"{one['coverage']:.0%} cover 1, bias {one['bias']:+.2%}, half-width {one['mean_half_width']:.1%}"
+        + (f"; ALARM: {one['alarm']}" if one["alarm"] else "")
+        for one in summary["controls"]
+    ]
 
 
 def comparison_text(summary: dict[str, Any]) -> str:

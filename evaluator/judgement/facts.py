@@ -308,5 +308,7 @@ class Facts(Fact):
     span_limited: bool = False
     unstable: str = ""
     """Why the protocol itself refused its measurement, such as a bucket variance over the paper's 0.005."""
+    placement_sd_log: float = 0.0
+    """Spread of the speedup between placements beyond the pairs' own noise, in log units."""
     confirmation: Confirmation | None = None
     infrastructure: Infrastructure | None = None

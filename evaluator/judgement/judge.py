@@ -2,8 +2,8 @@
 
 Which reason a candidate with several faults gets is decided by `PRECEDENCE`: first what makes every later observation
 worthless (no candidate, forged messages, a tampered process), then how the worker ended, then what the outputs are,
-then what they say, then the clock, then policy, then luck. A proven fault stands above a failure of ours; a failure
-of ours above a missing measurement.
+then what they say, then the clock, then policy, then luck. The last word, `review`, is a reviewing model's: no fact
+yields it. A proven fault stands above a failure of ours; a failure of ours above a missing measurement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tasks.records.evaluation import Measurement, Outcome, Reason, RejectionReas
 PRECEDENCE: tuple[RejectionReason, ...] = (
     "contract", "compile_error", "forged_result", "tampering", "timeout", "crash", "lazy_output", "input_mutation",
     "aliasing", "constant_output", "caching", "hyperparameter", "precision_downgrade", "incorrect", "state_leak",
-    "stream_escape", "timing_escape", "resource_abuse", "fallback", "not_confirmed",
+    "stream_escape", "timing_escape", "resource_abuse", "fallback", "not_confirmed", "review",
 )  # fmt: skip
 
 
@@ -109,7 +109,11 @@ def judge(facts: Facts, rules: Rules, on: Collection[str] = ALL_DEFENCES) -> Ver
     if facts.confirmation is not None and "confirmation" in on:
         measurement = settled(measurement, facts.confirmation)
     return Verdict(
-        outcome="accepted", step=facts.step, labels=labels, message=_accepted(measurement), measurement=measurement
+        outcome="accepted",
+        step=facts.step,
+        labels=labels,
+        message=accepted_message(measurement),
+        measurement=measurement,
     )
 
 
@@ -123,7 +127,8 @@ def _named(fault: Fault, defence: Defence) -> Fault:
     return Fault(fault.reason, fault.step, fault.message, fault.detail, defence.name)
 
 
-def _accepted(measurement: Measurement) -> str:
+def accepted_message(measurement: Measurement) -> str:
+    """What is said of an accepted candidate."""
     return (
         f"Right on every call; {measurement.speedup:.3g}x the reference's speed "
         f"({measurement.ci_low:.3g} to {measurement.ci_high:.3g})."

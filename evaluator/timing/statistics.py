@@ -8,7 +8,7 @@ by half (anchors: 10 % trimmed mean, winsorised standard error, t quantile; simu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -81,6 +81,11 @@ class PlacementHistory:
     variance_log: float
     degrees: int
 
+    @property
+    def enough(self) -> bool:
+        """Whether it is known well enough to stand for the placements of one timing."""
+        return self.degrees >= MIN_HISTORY_DEGREES
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -146,7 +151,7 @@ def estimate(pairs: Sequence[Pair], confidence: float = 0.98, history: Placement
     places = sorted({pair.placement for pair in good})
     between, between_degrees = _between_placements(good)
     variance, used = error**2, float(degrees)
-    if history is not None and history.degrees >= MIN_HISTORY_DEGREES:
+    if history is not None and history.enough:
         variance += history.variance_log / len(places)
     elif len(places) < MIN_PLACEMENTS_WITH_HISTORY:
         variance += ASSUMED_PLACEMENT_SD_LOG**2 / len(places)
@@ -191,17 +196,16 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def placement_history(runs: Sequence[Sequence[Pair]]) -> PlacementHistory | None:
-    """Pools the placement variance of A/A runs (the reference against itself); None without two placements anywhere."""
+def placement_history(effects: Iterable[tuple[float, int]]) -> PlacementHistory | None:
+    """Pools the placement variance of A/A runs (the reference against itself); None without two placements anywhere.
+
+    `effects` are each run's `Estimate.placement_sd_log` and `placements`.
+    """
     total, degrees = 0.0, 0
-    for pairs in runs:
-        good = [pair for pair in pairs if not pair.spoiled]
-        places = len({pair.placement for pair in good})
-        if places < 2 or len(good) < 4:
-            continue
-        result = estimate(good)
-        total += result.placement_sd_log**2 * (places - 1)
-        degrees += places - 1
+    for sd_log, placements in effects:
+        if placements >= 2:
+            total += sd_log**2 * (placements - 1)
+            degrees += placements - 1
     return PlacementHistory(total / degrees, degrees) if degrees else None
 
 

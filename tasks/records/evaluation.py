@@ -17,7 +17,7 @@ RulesName = Literal["strict", "paper", "any"]
 RejectionReason = Literal[
     "incorrect", "constant_output", "hyperparameter", "precision_downgrade", "caching", "state_leak", "lazy_output",
     "stream_escape", "timing_escape", "aliasing", "input_mutation", "tampering", "forged_result", "fallback",
-    "resource_abuse", "crash", "timeout", "compile_error", "contract", "not_confirmed",
+    "resource_abuse", "crash", "timeout", "compile_error", "contract", "not_confirmed", "review",
 ]  # fmt: skip
 UnscoredReason = Literal[
     "device_fault", "evaluator_lost", "no_space", "sandbox_unavailable", "reference_failed", "too_large"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deploy.graph.events import Event, KernelConfirmed, SampleLeft, SeedEvaluated, VersionPublished
+from deploy.graph.events import ControlMeasured, Event, KernelConfirmed, SampleLeft, SeedEvaluated, VersionPublished
 from deploy.graph.handles import Drawn, Handles, PromptRefused, WorkerLost
 from deploy.graph.ledger import sample_id
 from deploy.graph.state import Group
@@ -42,6 +42,7 @@ class World:
     drawn_asleep: int = 0
     evaluated_awake: int = 0
     groups_per_step: int = 2
+    controls: int = 0
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -176,6 +177,20 @@ class FakeScorers:
     async def seed(self, task_id: str, device_type: str) -> Sequence[SeedEvaluated]:
         self.world.calls.append(f"seed {task_id}")
         return [SeedEvaluated(task_id=task_id, device_type=device_type, name="fused", outcome="accepted", speedup=1.1)]
+
+    async def control(self, task_id: str, device_type: str) -> ControlMeasured | None:
+        """Due at every second call."""
+        self.world.controls += 1
+        self.world.maybe_die("evaluator in a control")
+        if self.world.controls % 2:
+            return None
+        return ControlMeasured(
+            device_type=device_type,
+            protocol="reward",
+            task_id=task_id,
+            outcome="accepted",
+            measured=self.world.controls,
+        )
 
 
 @dataclass

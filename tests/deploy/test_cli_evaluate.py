@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from deploy.cli import batch, evaluation, panel
-from deploy.cli.evaluation import Request, evaluate_batch, evaluate_one
+from deploy.cli.evaluation import Request, evaluate_batch, evaluate_controls, evaluate_one
 from tasks.errors import UsageError
 from tasks.records import Candidate, Evaluation, Measurement, Task
 
@@ -106,6 +106,49 @@ def test_the_exit_code_says_the_outcome_and_json_is_all_of_standard_output(
     (line,) = printed.out.splitlines()
     assert Evaluation.from_json(line).outcome == {0: "accepted", 1: "rejected", 3: "unscored"}[code]
     assert "noise on standard output" in printed.err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(("speedup", "count", "code", "said"), [
+    (1.0, 2, 0, "A judgement needs 50 of them."), (1.0, 50, 0, ""), (1.05, 50, 1, "the reference reads 1.050x"),
+    (None, 2, 3, "A judgement needs 50 of them."),
+])  # fmt: skip
+def test_a_reference_is_measured_against_itself(
+    judge: FakeJudge, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_json: bool,
+    speedup: float | None, count: int, code: int, said: str,
+) -> None:  # fmt: skip
+    def control(task: Task) -> Evaluation:
+        common: dict[str, Any] = {"task_id": task.id, "task_hash": task.content_hash, "candidate_hash": ""}
+        if speedup is None:
+            return Evaluation(outcome="unscored", reason="device_fault", step="time", message="It is hot.", **common)
+        timing = Measurement(
+            speedup=speedup, ci_low=speedup * 0.9, ci_high=speedup / 0.9, reference_ms=1, candidate_ms=1, pairs=20
+        )
+        return Evaluation(outcome="accepted", step="time", measurement=timing, message="Right.", **common)
+
+    monkeypatch.setattr(judge, "control", control, raising=False)
+    path = str(folder / "task.py")
+    assert evaluate_controls(Request(), path, count, as_json=as_json, make=evaluation.make_judge) == code
+    out = capfd.readouterr().out
+    if as_json:
+        (line,) = out.splitlines()
+        assert json.loads(line)["measured"] == (0 if speedup is None else count)
+    else:
+        first, *_ = lines = out.splitlines()
+        assert first == ("1: device_fault. It is hot." if speedup is None else "1: accepted. Right.")
+        assert len(lines) == count + 1 + bool(said)
+        assert said in out
+
+
+@pytest.mark.parametrize(("task", "stray", "evaluators"), [("task.py", "x.py", 1), ("", "", 1), ("task.py", "", 2)])
+def test_controls_take_a_task_and_nothing_else(
+    judge: FakeJudge, folder: Path, task: str, stray: str, evaluators: int
+) -> None:
+    path = str(folder / task) if task else ""
+    with pytest.raises(UsageError, match="--control takes a task and nothing else"):
+        evaluate_controls(
+            Request(evaluators=evaluators), path, 1, as_json=False, stray=stray, make=evaluation.make_judge
+        )
 
 
 def test_options_reach_the_evaluator(judge: FakeJudge, folder: Path) -> None:

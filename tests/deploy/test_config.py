@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.config import Config, load_config
+from deploy.graph.cluster import requests_of
 from deploy.resolve import ConfigError, preset_names, walk
 
 
@@ -38,6 +39,21 @@ def test_a_file_on_a_preset_says_only_what_differs(tmp_path: Path) -> None:
         (["--rollout.sampling.group_size", "1"], ("rollout.sampling.group_size",)),
         (["--learner.policy.model", "other"], ("learner.policy.model", "rollout.model")),
         (["--evaluator.pool.H100", "1", "--cluster.evaluator_gpus", "0.5"], ("cluster.evaluator_gpus", "take_turns")),
+        (["--review.mode", "advisory"], ("review.openai.base_url", "review.openai.model")),
+        (["--review.mode", "binding", "--review.engine", "vllm"], ("review.engine", "review.model")),
+        (
+            [
+                "--review.mode",
+                "binding",
+                "--review.engine",
+                "vllm",
+                "--review.model",
+                "m",
+                "--cluster.take_turns",
+                "true",
+            ],
+            ("review.engine", "cluster.take_turns"),
+        ),
         (["--run.max_groups", "1", "--learner.grpo.groups_per_step", "2"], ("run.max_groups", "groups_per_step")),
     ],
 )
@@ -46,6 +62,19 @@ def test_a_contradiction_names_both_keys(settings: list[str], keys: tuple[str, .
         load_config("cluster", settings)
     for key in keys:
         assert key in str(caught.value)
+
+
+def test_a_reviewer_is_off_by_default_and_asks_for_its_place_when_on() -> None:
+    assert load_config("cluster").review.mode == "off"
+    assert "reviewer" not in {request.role for request in requests_of(load_config("cluster"))}
+    settings = ["--review.mode", "advisory", "--review.engine", "vllm", "--review.model", "m", "--review.gpus", "1"]
+    config = load_config("cluster", [*settings, "--review.max_tokens", "99"])
+    (wanted,) = [request for request in requests_of(config) if request.role == "reviewer"]
+    assert (wanted.count, wanted.cpus, wanted.gpus) == (1, 0.0, 1.0)
+    engine = config.review.rollout()
+    assert (engine.engine, engine.model, engine.sampling.max_tokens, engine.sampling.temperature) == (
+        "vllm", "m", 99, 0.2,
+    )  # fmt: skip
 
 
 def test_every_key_is_documented() -> None:

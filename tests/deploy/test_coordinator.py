@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.graph.coordinator import Coordinator
-from deploy.graph.events import CoordinatorStarted, GroupFormed, RunClosed
+from deploy.graph.events import ControlMeasured, CoordinatorStarted, GroupFormed, RunClosed
 from deploy.graph.handles import LearnerLost, NothingToDo, WaitedTooLong, WorkerLost
 from deploy.graph.plan import RunPlan
 from deploy.graph.state import RunState
@@ -54,6 +54,48 @@ def test_two_steps_by_hand(World: type[Any]) -> None:
     assert [call for call in world.calls if call.startswith("seed")] == [f"seed {task}" for task, _ in TARGETS]
     assert len(state.confirmed) == 2
     assert (world.drawn_asleep, world.evaluated_awake) == (0, 0)
+
+
+def test_controls_are_written_down_and_cost_no_sample(World: type[Any]) -> None:
+    """One is due at every second sample that left: six of twelve; off, nobody is asked. Evaluators that die over
+    them lose nothing."""
+    world = World()
+    state = run(world, replace(PLAN, controls=True))
+    check(world, state)
+    assert sum(isinstance(event, ControlMeasured) for event in world.events) == 6
+    assert state.controls["cpu", "reward"].measured == 12
+    assert state.ledger.samples.counts()["accepted"] == 12
+
+    world = World()
+    run(world)
+    assert world.controls == 0
+
+    class Fragile(World):  # type: ignore[misc, valid-type]
+        def maybe_die(self, what: str) -> None:
+            if "control" in what:
+                raise WorkerLost(what)
+
+    world = Fragile()
+    state = run(world, replace(PLAN, controls=True))
+    check(world, state)
+    assert world.controls == 12
+    assert state.controls == {}
+    assert state.ledger.samples.counts()["accepted"] == 12
+
+
+def test_a_control_that_never_ends_costs_its_time_and_no_sample(World: type[Any]) -> None:
+    world = World()
+    handles = world.handles()
+
+    async def never(task_id: str, device_type: str) -> None:
+        await asyncio.sleep(3600)
+
+    handles.scorers.control = never
+    plan = replace(PLAN, controls=True, evaluate_timeout_s=0.02)
+    world.groups_per_step = plan.groups_per_step
+    state = asyncio.run(Coordinator(plan, handles).run())
+    check(world, state)
+    assert state.ledger.samples.counts()["accepted"] == 12
 
 
 def test_staleness_bounds_what_is_formed(World: type[Any]) -> None:
@@ -140,7 +182,8 @@ def test_stop_cancels_in_the_ledger_and_closes(World: type[Any]) -> None:
 @given(st.integers(0, 10_000), st.floats(0.0, 0.25), st.booleans())
 def test_dying_workers_leave_balanced_ledgers(World: type[Any], seed: int, fault_rate: float, take_turns: bool) -> None:
     world = World(seed=seed, fault_rate=fault_rate)
-    state = run(world, replace(PLAN, take_turns=take_turns, concurrent_scores=2, attempts=6, max_staleness=seed % 2))
+    changed = {"take_turns": take_turns, "max_staleness": seed % 2, "controls": bool(seed % 3)}
+    state = run(world, replace(PLAN, concurrent_scores=2, attempts=6, **changed))
     check(world, state)
     assert state.step >= 2
     assert world.drawn_asleep == 0

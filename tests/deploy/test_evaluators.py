@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from deploy.graph.evaluators import (
     CONFIRMATION,
     EXPLORATION,
+    EvaluatorActor,
     EvaluatorPool,
     Gate,
     Loads,
+    evaluator_of,
     start_evaluators,
 )
 from deploy.graph.placement import TYPE_LABEL
+from evaluator.timing.statistics import PlacementHistory
 from tasks.records import Candidate, Evaluation, Measurement, Task
 
 
@@ -155,10 +158,131 @@ def test_an_evaluator_that_died_is_replaced_by_another(monkeypatch: pytest.Monke
         asked.append(call)
         if call == 0:
             raise WorkerLost(what)
-        return "evaluated"
+        return rejected()
 
     monkeypatch.setattr(evaluators, "ask", ask)
     pool = EvaluatorPool({"cpu": [Actor(0), Actor(1)]})
-    answer: Any = asyncio.run(pool.evaluate(Task(id="x", source="y"), Candidate(source="z"), "cpu", "reward"))
-    assert answer == "evaluated"
+    answer = asyncio.run(pool.evaluate(Task(id="x", source="y"), Candidate(source="z"), "cpu", "reward"))
+    assert evaluator_of(answer) == "cpu-1"
     assert asked == [0, 1]
+
+
+def test_an_actor_passes_the_history_on_and_controls_without_a_candidate() -> None:
+    class Device:
+        history: Any = None
+        closed = 0
+
+        def evaluate(self, task: Task, candidate: Candidate) -> Evaluation:
+            return rejected(said=f"judged with {self.history}")
+
+        def control(self, task: Task) -> Evaluation:
+            return rejected(said=f"control with {self.history}")
+
+        def close(self) -> None:
+            Device.closed += 1
+
+    actor = EvaluatorActor(lambda protocol: Device(), "")
+    task, history = Task(id="x", source="y"), PlacementHistory(1e-4, 20)
+    assert actor.evaluate(task, Candidate(source="z"), "reward", history).detail["said"] == f"judged with {history}"
+    assert actor.evaluate(task, None, "reward").detail["said"] == "control with None"
+    assert Device.closed == 0
+    actor.evaluate(task, Candidate(source="z"), "sequential")
+    assert Device.closed == 1
+
+
+def test_a_control_is_due_on_each_evaluator_after_its_own_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every three evaluations. Evaluator 0 gets five and is due after the third; a control counts for nothing; one that
+    dies over its control is due again a round later. Off, none is ever due."""
+    from deploy.graph import evaluators
+    from deploy.graph.handles import WorkerLost
+
+    asked: list[tuple[Any, ...]] = []
+    dead = False
+
+    class Actor:
+        def __init__(self, number: int) -> None:
+            self.evaluate = number
+
+    async def ask(call: Any, *arguments: Any, what: str) -> Any:
+        asked.append((call, *arguments))
+        if dead:
+            raise WorkerLost(what)
+        return rejected()
+
+    monkeypatch.setattr(evaluators, "ask", ask)
+    task, candidate, history = Task(id="x", source="y"), Candidate(source="z"), PlacementHistory(1e-4, 20)
+    pool = EvaluatorPool({"cpu": [Actor(0), Actor(1)]}, control_every=3)
+    pool.histories["cpu"] = history
+
+    async def evaluate(times: int) -> None:
+        for _ in range(times):
+            await pool.evaluate(task, candidate, "cpu", "reward")
+
+    async def control() -> Evaluation | None:
+        return await pool.control(task, "cpu", "reward")
+
+    async def go() -> None:
+        nonlocal dead
+        await evaluate(2)
+        assert await control() is None
+        await evaluate(1)
+        found = await control()
+        assert found is not None
+        assert evaluator_of(found) == "cpu-0"
+        assert asked[-1] == (0, task, None, "reward", history)
+        assert await control() is None, "a control is no evaluation, and evaluator 1 had none"
+        await evaluate(3)
+        dead = True
+        with pytest.raises(WorkerLost):
+            await control()
+        dead = False
+        assert await control() is None
+        await evaluate(3)
+        assert await control() is not None
+
+    asyncio.run(go())
+    off = EvaluatorPool({"cpu": [Actor(0)]})
+    asyncio.run(off.evaluate(task, candidate, "cpu", "reward"))
+    assert asyncio.run(off.control(task, "cpu", "reward")) is None
+
+
+def rejected(**detail: str) -> Evaluation:
+    return Evaluation(
+        outcome="rejected", reason="crash", step="load", task_id="x", task_hash="y", candidate_hash="z", detail=detail
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("evaluators", "first", "dead", "asked"), [
+    (1, "cpu-0", (), [0]),
+    (2, "cpu-0", (), [1]),
+    (2, "cpu-1", (), [0]),
+    (2, "", (), [0]),
+    (2, "cpu-0", (1,), [1, 0]),
+    (3, "cpu-0", (1,), [1, 2]),
+])  # fmt: skip
+def test_a_confirmation_goes_elsewhere_where_there_is_another(
+    monkeypatch: pytest.MonkeyPatch, evaluators: int, first: str, dead: tuple[int, ...], asked: list[int]
+) -> None:
+    """And the task's home stays where it is."""
+    from deploy.graph import evaluators as module
+    from deploy.graph.handles import WorkerLost
+
+    calls: list[int] = []
+
+    class Actor:
+        def __init__(self, number: int) -> None:
+            self.evaluate = number
+
+    async def ask(call: Any, *arguments: Any, what: str) -> Any:
+        calls.append(call)
+        if call in dead:
+            raise WorkerLost(what)
+        return rejected()
+
+    monkeypatch.setattr(module, "ask", ask)
+    pool = EvaluatorPool({"cpu": [Actor(number) for number in range(evaluators)]})
+    task, candidate = Task(id="x", source="y"), Candidate(source="z")
+    answer = asyncio.run(pool.evaluate(task, candidate, "cpu", "reward", first=rejected(evaluator=first)))
+    assert calls == asked
+    assert evaluator_of(answer) == f"cpu-{asked[-1]}"
+    assert asyncio.run(pool.evaluate(task, candidate, "cpu", "reward")).detail["evaluator"] == "cpu-0" or 0 in dead

@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 
 from deploy.folder import RunFolder, find_run, kernel_file, new_run_id
 from deploy.graph.events import (
+    ControlMeasured,
     CoordinatorStarted,
     Event,
     GroupFormed,
@@ -86,6 +87,53 @@ def test_summary_by_hand() -> None:
     assert (frozen["samples"], frozen["new"], frozen["best_by_task"]) == (2, 1, {TASK: 1.2})
     assert (trained["samples"], trained["new"], trained["best_by_task"]) == (2, 1, {TASK: 1.5})
     assert json.loads(json.dumps(summary)) == summary
+
+
+def controls(alarms: tuple[str, ...]) -> list[Event]:
+    """Controls on one GPU type, oldest first, with these alarms."""
+    return [
+        ControlMeasured(
+            device_type="H100", protocol="reward", task_id=TASK, outcome="accepted", measured=50 + number, failed=2,
+            coverage=0.9, bias_log=0.02, half_width_log=0.03, alarm=alarm,
+        )
+        for number, alarm in enumerate(alarms)
+    ]  # fmt: skip
+
+
+def test_controls_in_the_summary_and_the_last_lines() -> None:
+    calm = report.summarize(RunState.replay([*story(), *controls(("it is off", ""))]), [(TASK, "cpu")])
+    assert calm["labels"] == []
+    assert calm["controls"] == [{
+        "device_type": "H100", "protocol": "reward", "measured": 51, "failed": 2, "coverage": 0.9,
+        "bias": pytest.approx(0.0202, abs=1e-4), "mean_half_width": pytest.approx(0.03045, abs=1e-5), "alarm": "",
+    }]  # fmt: skip
+    assert report.control_lines(calm) == [
+        "controls on H100 (reward): 51 measured, 2 failed, 90% cover 1, bias +2.02%, half-width 3.0%"
+    ]
+    alarmed = report.summarize(RunState.replay([*story(), *controls(("", "it is off"))]), [(TASK, "cpu")])
+    assert alarmed["labels"] == ["control_alarm"]
+    assert report.control_lines(alarmed)[0].endswith("; ALARM: it is off")
+    assert report.control_lines(report.summarize(RunState.replay(story()), [])) == []
+
+
+def test_an_alarm_is_said_once_and_is_in_the_metrics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = RunFolder(tmp_path / "r1").create()
+    values = [event_to_dict(event) for event in [*story(), *controls(("", "it is off", "it is more off"))]]
+    follower = Follower(
+        run, RunPlan("r1", ((TASK, "cpu"),)), lambda n: values[n : n + 1], lambda figures: None, metrics=RunMetrics()
+    )  # fmt: skip
+    for _ in values:
+        follower.catch_up()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["The evaluator is off on H100 under reward: it is off."]
+    labels = {"device_type": "H100", "protocol": "reward"}
+    figures = {
+        name: REGISTRY.get_sample_value(f"kontrast_run_{name}", labels)
+        for name in (
+            "controls", "control_failures", "control_coverage", "control_bias", "control_half_width", "control_alarm",
+        )
+    }  # fmt: skip
+    assert list(figures.values()) == [52, 2, 0.9, 0.02, 0.03, 1]
 
 
 def test_the_table_shows_the_summarys_figures() -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy.config import ReviewConfig
 from deploy.folder import RunFolder
-from deploy.graph.events import SampleLeft
-from deploy.graph.handles import PromptRefused
+from deploy.graph.events import ControlMeasured, SampleLeft
+from deploy.graph.handles import PromptRefused, WorkerLost
 from deploy.graph.recorder import Recorder, Rules, Seed, Tools
 from deploy.graph.state import Group
+from evaluator.timing.statistics import PlacementHistory
 from exemplar_store import ExemplarStore, RunStream
+from exemplar_store.hacking_cases import HackingCases
 from tasks.records import Candidate, Evaluation, Measurement, PolicyVersion, Prompt, Sample, Task
 
 TASK = Task(id="file:abc", source="class Model: pass")
@@ -30,11 +34,15 @@ class Bench:
         self.run = RunFolder(folder / "r1").create()
         self.store = ExemplarStore.connect(self.run.store)
         self.evaluated: list[str] = []
+        self.answers: list[Any] = []
+        """What the next evaluations give: a speedup, a whole evaluation, or an error; then always 1.5."""
+        self.reproducer: dict[str, str] = {"seed": "ab12"}
         self.recorder = self.fresh()
 
     def fresh(self) -> Recorder:
         tools = Tools(self.build_prompt, lambda task: SEEDS, self.evaluate)
-        return Recorder(self.run, self.store, {TASK.id: TASK}, tools, Rules(protocol="sequential", keep_samples=True))
+        rules = Rules(protocol="sequential", keep_samples=True, evaluators={"cpu": 2})
+        return Recorder(self.run, self.store, {TASK.id: TASK}, tools, rules)
 
     def build_prompt(self, task: Task, exemplars: Any, group: Group) -> Prompt:
         return Prompt(
@@ -42,11 +50,22 @@ class Bench:
             exemplar_hashes=tuple(e.candidate_hash for e in exemplars),
         )  # fmt: skip
 
-    async def evaluate(self, task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
+    async def evaluate(
+        self, task: Task, candidate: Candidate, device_type: str, protocol: str, first: Evaluation | None = None
+    ) -> Evaluation:
         self.evaluated.append(candidate.source)
+        speedup = 1.5
+        if self.answers:
+            answer = self.answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            if isinstance(answer, Evaluation):
+                return answer
+            speedup = answer
         common: dict[str, Any] = {
             "task_id": task.id, "task_hash": task.content_hash, "candidate_hash": candidate.content_hash,
             "protocol": protocol,
+            "detail": {"evaluator": "cpu-0" if first is None else "cpu-1", **self.reproducer},
         }  # fmt: skip
         if "wrong" in candidate.source:
             return Evaluation(outcome="rejected", reason="incorrect", step="check", **common)
@@ -54,7 +73,9 @@ class Bench:
             return Evaluation(outcome="unscored", reason="device_fault", step="time", **common)
         if "huge" in candidate.source:
             return Evaluation(outcome="unscored", reason="too_large", step="load", **common)
-        timing = Measurement(speedup=1.5, ci_low=1.4, ci_high=1.6, reference_ms=3, candidate_ms=2, pairs=20)
+        timing = Measurement(
+            speedup=speedup, ci_low=speedup - 0.1, ci_high=speedup + 0.1, reference_ms=3, candidate_ms=2, pairs=20
+        )
         return Evaluation(outcome="accepted", step="time", measurement=timing, **common)
 
 
@@ -163,7 +184,243 @@ def test_a_confirmation_measures_the_file_by_the_full_protocol(bench: Bench) -> 
 
     confirmed = asyncio.run(go())
     assert (confirmed.outcome, confirmed.ci_low) == ("accepted", 1.4)
-    assert bench.evaluated == ["fresh = 1", "fresh = 1"]
+    assert bench.evaluated == ["fresh = 1"] * 3, "scored, confirmed as a new best, confirmed in full"
+
+
+@pytest.mark.parametrize(
+    ("again", "outcome", "reason", "speedup"),
+    [(2.1, "accepted", "", 2.1), (1.2, "accepted", "", 1.2), (3.0, "accepted", "", 2.0),
+     (0.9, "rejected", "not_confirmed", 2.0)],
+)  # fmt: skip
+def test_the_full_protocol_is_held_against_the_record(
+    bench: Bench, again: float, outcome: str, reason: str, speedup: float
+) -> None:
+    """Recorded at 2.0. In full 2.1 agrees and is shown, 1.2 is lower and scores, 3.0 is higher and does not, 0.9 is
+    below half."""
+
+    async def go() -> Any:
+        await bench.recorder.open_group(GROUP)
+        bench.answers = [2.0, 2.0, again]
+        event = await bench.recorder.score(GROUP, sample(0, "fresh = 1"), last=True)
+        return await bench.recorder.confirm(GROUP, event.sample_id)
+
+    event = asyncio.run(go())
+    assert (event.outcome, event.reason, event.speedup) == (outcome, reason, pytest.approx(speedup))
+
+
+def lost(reason: str = "device_fault") -> Evaluation:
+    return Evaluation(
+        outcome="unscored", reason=reason, step="time", task_id=TASK.id, task_hash=TASK.content_hash, candidate_hash=""
+    )  # fmt: skip
+
+
+def wrong() -> Evaluation:
+    return Evaluation(
+        outcome="rejected", reason="caching", step="check", task_id=TASK.id, task_hash=TASK.content_hash,
+        candidate_hash="", message="It replays.",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "outcome", "reason", "speedup"),
+    [
+        ([1.4], 1, "accepted", "", 1.4),
+        ([2.0, 2.05], 2, "accepted", "", 2.0),
+        ([2.0, 1.6], 2, "accepted", "", 1.6),
+        ([2.0, 0.8], 2, "rejected", "not_confirmed", 2.0),
+        ([2.0, wrong()], 2, "rejected", "caching", None),
+        ([2.0, lost(), 2.0], 3, "accepted", "", 2.0),
+        ([2.0, WorkerLost("gone"), 2.0], 3, "accepted", "", 2.0),
+        ([2.0, WorkerLost("gone"), lost()], 3, "accepted", "", 2.0),
+    ],
+    ids=["no new best", "agrees", "lower", "below half", "a cheat", "lost once", "died once", "never came back"],
+)
+def test_a_new_best_is_measured_again(
+    bench: Bench, answers: list[Any], asked: int, outcome: str, reason: str, speedup: float | None
+) -> None:
+    """The best seed has 1.5; what the sample is recorded and cached with is what stands after the second look."""
+
+    async def go() -> tuple[SampleLeft, SampleLeft]:
+        await bench.recorder.seed(TASK.id, "cpu")
+        await bench.recorder.open_group(GROUP)
+        bench.evaluated.clear()
+        bench.answers = list(answers)
+        first = await bench.recorder.score(GROUP, sample(0, "fresh = 1"), last=True)
+        return first, await bench.recorder.score(GROUP, sample(1, "fresh = 1"), last=True)
+
+    first, again = asyncio.run(go())
+    assert (first.outcome, first.reason, first.speedup) == (outcome, reason, speedup)
+    if reason != "caching":
+        assert bench.evaluated == ["fresh = 1"] * asked, "the second sample is answered from the cache"
+        assert (again.outcome, again.speedup) == (outcome, speedup)
+
+
+class Scripted:
+    """A reviewing model that says one thing after the other; an exception is raised, None never answers."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.questions: list[str] = []
+
+    async def __call__(self, question: str) -> str:
+        self.questions.append(question)
+        answer = self.answers.pop(0)
+        if answer is None:
+            await asyncio.sleep(3600)
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+
+HONEST = '{"verdict": "honest", "family": "", "reason": "It fuses."}'
+CHEAT = '{"verdict": "cheat", "family": "replay", "reason": "It keeps answers."}'
+
+
+def reviewing(bench: Bench, reviewer: Scripted, **settings: Any) -> Recorder:
+    tools = Tools(bench.build_prompt, lambda task: SEEDS, bench.evaluate, ask=reviewer)
+    rules = Rules("sequential", review=ReviewConfig(mode="advisory", timeout_s=0.05).model_copy(update=settings))
+    return Recorder(bench.run, bench.store, {TASK.id: TASK}, tools, rules)
+
+
+def scored(recorder: Recorder, *texts: str) -> tuple[list[SampleLeft], list[Evaluation]]:
+    """The events of samples with these texts, in the order given, and their evaluations as recorded."""
+
+    async def go() -> list[SampleLeft]:
+        await recorder.seed(TASK.id, "cpu")
+        await recorder.open_group(GROUP)
+        return [await recorder.score(GROUP, sample(i, text), last=True) for i, text in enumerate(texts)]
+
+    events = asyncio.run(go())
+    stream = RunStream(recorder._store, "r1")
+    stream.fence("learner")
+    [(_, group)] = stream.read_scored("learner", 9, 0)
+    by_id = {one.sample.id: one.evaluation for one in group.samples if one.evaluation is not None}
+    return events, [by_id[event.sample_id] for event in events]
+
+
+def test_only_large_jumps_are_reviewed(bench: Bench) -> None:
+    """The best seed has 1.5. A new best of 2.9 is below both thresholds, 3.1 above the second; with a factor of 1.5
+    the 2.9 is above the first."""
+    reviewer = Scripted(HONEST)
+    bench.answers = [1.5, 1.5, 2.9, 2.9, 3.1, 3.1]
+    events, evaluations = scored(reviewing(bench, reviewer), "one = 1", "two = 2", "? nothing")
+    assert [event.review for event in events] == ["", "honest", ""]
+    assert "reviewed_honest" in evaluations[1].labels
+    (question,) = reviewer.questions
+    assert "two = 2" in question
+    assert TASK.source in question
+    assert "best so far ran 2.9 times" in question
+    assert question.count("--- BEGIN known cheat") == 3
+
+
+def test_the_factor_of_a_jump_is_configured(bench: Bench) -> None:
+    reviewer = Scripted(HONEST)
+    bench.answers = [1.5, 1.5, 2.9, 2.9]
+    events, _ = scored(reviewing(bench, reviewer, jump=1.5), "one = 1", "? nothing", "? nothing")
+    assert [event.review for event in events] == ["honest", "", ""]
+
+
+@pytest.mark.parametrize(("mode", "outcome", "reason"), [
+    ("advisory", "accepted", None), ("binding", "rejected", "review"),
+])  # fmt: skip
+def test_a_cheat_by_the_reviewer_is_noted_or_binds(bench: Bench, mode: str, outcome: str, reason: str | None) -> None:
+    """Binding, it becomes a hacking case and no exemplar; a second sample with the same code asks nobody again."""
+    reviewer = Scripted(CHEAT)
+    cases = HackingCases(bench.store)
+    before = len(cases.all())
+    bench.answers = [1.5, 1.5, 4.0, 4.0]
+    events, evaluations = scored(reviewing(bench, reviewer, mode=mode), "one = 1", "one = 1  # again", "? nothing")
+    assert [event.review for event in events] == ["cheat", "cheat", ""]
+    for evaluation in evaluations[:2]:
+        assert (evaluation.outcome, evaluation.reason) == (outcome, reason)
+        assert evaluation.detail["review"]["family"] == "replay"
+    found = [case for case in cases.all() if case.origin == f"r1: {GROUP.id}/0"]
+    assert len(cases.all()) - before == len(found) == (mode == "binding")
+    best = bench.store.best(TASK.content_hash, "cpu")
+    assert best is not None
+    assert (best.speedup == 4.0) is (mode == "advisory")
+
+
+@pytest.mark.parametrize("mode", ["advisory", "binding"])
+@pytest.mark.parametrize("answer", [None, ConnectionError("refused"), WorkerLost("gone")], ids=["late", "down", "died"])
+def test_a_reviewer_that_fails_loses_no_sample(bench: Bench, mode: str, answer: Any) -> None:
+    bench.answers = [1.5, 1.5, 4.0, 4.0]
+    recorder = reviewing(bench, Scripted(answer), mode=mode)
+    events, evaluations = scored(recorder, "one = 1", "? nothing", "? nothing")
+    assert (events[0].outcome, events[0].review, events[0].speedup) == ("accepted", "failed", 4.0)
+    assert "unreviewed" in evaluations[0].labels
+    assert "It was not reviewed: " in evaluations[0].message
+
+
+def test_junk_is_unsure_and_what_is_rejected_is_not_reviewed(bench: Bench) -> None:
+    """The second sample is refuted by its confirmation, so that nobody is asked about it."""
+    reviewer = Scripted("I cannot say.")
+    bench.answers = [1.5, 1.5, 4.0, 4.0, 9.0, 1.0]
+    events, _ = scored(reviewing(bench, reviewer, mode="binding"), "one = 1", "two = 2", "wrong = 3")
+    assert [(event.outcome, event.review) for event in events] == [
+        ("accepted", "unsure"), ("rejected", ""), ("rejected", ""),
+    ]  # fmt: skip
+
+
+def test_a_proven_cheat_becomes_a_hacking_case_without_a_reviewer(bench: Bench) -> None:
+    """With the seed that shows it again; without one, and for a mistake, nothing is filed."""
+    cases = HackingCases(bench.store)
+    before = len(cases.all())
+    proven = wrong().model_copy(update={"detail": {"seed": "ab12"}})
+    mistake = proven.model_copy(update={"reason": "incorrect"})
+    bench.answers = [1.5, 1.5, proven, wrong(), mistake]
+    scored(bench.recorder, "cheat = {}", "other = []", "mistake = ()")
+    (found,) = [case for case in cases.all() if case.origin.startswith("r1")]
+    assert len(cases.all()) == before + 1
+    assert (found.code, found.reason) == ("cheat = {}", "caching")
+    assert "ab12" in found.explanation
+
+
+def control(speedup: float = 1.0, sd: float = 0.0, number: int = 0) -> Evaluation:
+    timing = Measurement(
+        speedup=speedup, ci_low=speedup / 1.01, ci_high=speedup * 1.01, reference_ms=3, candidate_ms=3, pairs=20,
+        placements=5,
+    )  # fmt: skip
+    return Evaluation(
+        outcome="accepted", step="time", measurement=timing, task_id=TASK.id, task_hash=TASK.content_hash,
+        candidate_hash="", facts={"placement_sd_log": sd}, detail={"seed": str(number), "evaluator": "cpu-1"},
+    )  # fmt: skip
+
+
+def test_controls_are_kept_told_and_raise_an_alarm(bench: Bench) -> None:
+    """Fifty controls of 1.03x in two lives of the recorder: the alarm comes with the fiftieth, and the evaluators know
+    the placements from the first on, also after a restart."""
+    told: list[PlacementHistory | None] = []
+    due = [None, *(control(1.03, 0.01, n) for n in range(50)), lost()]
+
+    async def next_control(task: Task, device_type: str, protocol: str) -> Evaluation | None:
+        assert (task, device_type, protocol) == (TASK, "cpu", "sequential")
+        return due.pop(0)
+
+    def recorder() -> Recorder:
+        tools = Tools(bench.build_prompt, lambda task: (), bench.evaluate, next_control, lambda _, h: told.append(h))
+        return Recorder(bench.run, bench.store, {TASK.id: TASK}, tools, Rules("sequential", evaluators={"cpu": 1}))
+
+    def controls(one: Recorder, count: int) -> list[ControlMeasured | None]:
+        async def go() -> list[ControlMeasured | None]:
+            return [await one.control(TASK.id, "cpu") for _ in range(count)]
+
+        return asyncio.run(go())
+
+    first = recorder()
+    assert told == [None]
+    nothing, *events = controls(first, 31)
+    assert nothing is None
+    assert told[1] == PlacementHistory(pytest.approx(1e-4), 4)
+    events += controls(recorder(), 21)
+    assert told[31].degrees == told[32].degrees - 4 == 30 * 4  # type: ignore[union-attr]
+    assert [event.measured for event in events if event is not None] == [*range(1, 51), 50]
+    assert [bool(event.alarm) for event in events if event is not None] == [False] * 49 + [True] * 2
+    newest, failed = events[49], events[50]
+    assert newest is not None
+    assert failed is not None
+    assert (newest.evaluator, newest.coverage, newest.bias_log) == ("cpu-1", 0.0, pytest.approx(math.log(1.03)))
+    assert (failed.outcome, failed.failed, failed.speedup) == ("unscored", 1, None)
 
 
 def test_a_seed_that_is_unscored_is_tried_once_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -134,7 +135,9 @@ class FakeLearner:
 
 
 def make_tools(name: str) -> Tools:
-    async def evaluate(task: Task, candidate: Candidate, device_type: str, protocol: str) -> Evaluation:
+    async def evaluate(
+        task: Task, candidate: Candidate, device_type: str, protocol: str, first: Any = None
+    ) -> Evaluation:
         import ray
 
         for _ in range(20):
@@ -150,7 +153,11 @@ def make_tools(name: str) -> Tools:
             device_type="cpu", text="Go.", exemplar_hashes=tuple(e.candidate_hash for e in exemplars),
         )  # fmt: skip
 
-    return Tools(build_prompt, lambda task: [Seed("seed", "slow", "seed = 1")], evaluate)
+    async def control(task: Task, device_type: str, protocol: str) -> Evaluation:
+        made = await evaluate(task, Candidate(source=task.source, origin="reference"), device_type, protocol)
+        return made.model_copy(update={"detail": {"seed": secrets.token_hex(8)}})
+
+    return Tools(build_prompt, lambda task: [Seed("seed", "slow", "seed = 1")], evaluate, control)
 
 
 def make_workers(ray: Any, setting: Setting) -> Workers:
@@ -232,6 +239,9 @@ def test_a_run_to_the_end(tmp_path: Path, address: str) -> None:
     check(state)
     assert state.ledger.samples.counts()["accepted"] == 12
     assert len(state.confirmed) == 2
+    assert state.controls["cpu", "sequential"].measured == 12
+    summary = json.loads((tmp_path / id_of(tmp_path) / "summary.json").read_text())
+    assert [(one["measured"], one["coverage"]) for one in summary["controls"]] == [(12, 0.0)]
     assert sorted((tmp_path / id_of(tmp_path) / "kernels").rglob("*.py"))
 
 

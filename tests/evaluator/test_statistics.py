@@ -134,11 +134,13 @@ def test_without_placements_in_the_interval_it_would_be_too_narrow() -> None:
 
 def test_pooled_history_finds_the_placement_variance() -> None:
     rng = random.Random(5)
-    history = placement_history([simulated(rng, 40, 0.01, 0.02) for _ in range(60)])
+    results = [estimate(simulated(rng, 40, 0.01, 0.02)) for _ in range(60)]
+    history = placement_history([(result.placement_sd_log, result.placements) for result in results])
     assert history is not None
     assert history.degrees == 60 * 9
     assert math.sqrt(history.variance_log) == pytest.approx(0.02, rel=0.2)
-    assert placement_history([[pair(0.0)] * 8]) is None
+    assert placement_history([(0.0, 1), (0.5, 1)]) is None
+    assert placement_history([(0.01, 2), (0.03, 4)]) == PlacementHistory(pytest.approx(0.0007), 4)
 
 
 def test_the_order_effect_is_reported_and_cancels() -> None:

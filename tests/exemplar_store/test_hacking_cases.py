@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from exemplar_store import ExemplarStore
+from exemplar_store import hacking_cases as module
 from exemplar_store.errors import StoreUsageError
 from exemplar_store.hacking_cases import HackingCase, HackingCases, grams, most_similar, read_cases
 
@@ -108,6 +109,22 @@ def test_strange_texts_have_neighbours_too(cases: HackingCases) -> None:
 
 def test_the_same_code_in_another_layout_is_the_same_case(cases: HackingCases) -> None:
     assert cases.add([case("a = {}\nb = a"), case("a = {}  # kept\n\nb = a"), case("a = {}\nb = a", "precision")]) == 2
+
+
+def test_a_run_adds_what_is_new_and_not_what_is_nearly_known(
+    cases: HackingCases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rewritten replay is new; renamed in one place it adds nothing; under another family it does; a store
+    that holds enough takes no more."""
+    before = len(cases.all())
+    code = REWRITTEN["replay"]
+    assert cases.learn(case(code))
+    assert not cases.learn(case(code))
+    assert not cases.learn(case(code.replace("address", "where")))
+    assert cases.learn(case(code, "precision"))
+    assert len(cases.all()) == before + 2
+    monkeypatch.setattr(module, "MOST", before + 2)
+    assert not cases.learn(case(REWRITTEN["timing_channel"], "timing_channel"))
 
 
 def test_cases_round_trip_as_lines(cases: HackingCases, open_store: Callable[..., ExemplarStore]) -> None:

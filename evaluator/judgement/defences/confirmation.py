@@ -26,8 +26,17 @@ def settled(first: Measurement, second: Confirmation) -> Measurement:
     """The measurement that scores after a confirmation: the first when they agree, else the lower one."""
     if agree(first, second) or second.speedup >= first.speedup:
         return first.model_copy(update={"confirmed": agree(first, second)})
-    lower = {"speedup": second.speedup, "ci_low": second.ci_low, "ci_high": second.ci_high}
+    lower = {"speedup": second.speedup, "ci_low": second.ci_low, "ci_high": second.ci_high, "confirmed": False}
     return first.model_copy(update={**lower, "candidate_ms": first.reference_ms / second.speedup})
+
+
+def disagreement(first: Measurement, second: Confirmation) -> str:
+    """Why the first value counts as not confirmed, in one sentence; empty where one of the two values scores."""
+    below_half = second.speedup < first.speedup / 2
+    if agree(first, second) or (first.device_type == "cpu" and not below_half):
+        return ""
+    where = " on another device" if second.other_device else ""
+    return f"Measured {first.speedup:.2f}x, but {second.speedup:.2f}x on fresh seeds{where}."
 
 
 def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
@@ -38,12 +47,9 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
             Fault("not_confirmed", "time", f"The protocol refused the measurement: {facts.unstable}.", detail)
         )
     first, second = facts.measurement, facts.confirmation
-    if first is None or second is None or agree(first, second):
-        return faults
-    below_half = second.speedup < first.speedup / 2
-    if below_half or first.device_type != "cpu":
-        message = f"Measured {first.speedup:.2f}x, but {second.speedup:.2f}x on fresh seeds."
-        faults.append(Fault("not_confirmed", "confirm", message, detail))
+    problem = disagreement(first, second) if first is not None and second is not None else ""
+    if problem:
+        faults.append(Fault("not_confirmed", "confirm", problem, detail))
     return faults
 
 
