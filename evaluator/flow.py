@@ -281,5 +281,5 @@ class Flow:
             candidate_hash=self._candidate.content_hash, device_type=self._evaluator.device.type,
             precision=task.precision, protocol=self._config.protocol, rules=self._config.rules, defences=self._defences,
             isolation=layers, seconds_by_step={name: round(value, 4) for name, value in self._seconds.items()},
-            seed_commitment=hashlib.sha256(self._seed).hexdigest(),
+            seed_commitment=hashlib.sha256(self._seed).hexdigest(), turns=observed.turns.columns,
         )  # fmt: skip

@@ -74,6 +74,7 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
             readings.append(bench.gauges.read())
             spoiled = spoiled or hygiene.spoiled(readings[-1])
         pairs.append(checked(pair_of(reference, candidate, plan.placement, plan.order, cores=cores, spoiled=spoiled)))
+        bench.observed.turns.add(bench.observed.step, pairs[-1], readings[-1] if readings else {})
         protocol.feed(pairs[-1])
         gate.pass_or_end()
     result = protocol.result(device.type)

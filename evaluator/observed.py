@@ -29,6 +29,7 @@ from evaluator.judgement.facts import (
     ScreenFacts,
     TimerFacts,
 )
+from evaluator.timing.record import TurnRecord
 from evaluator.worker import schema
 from tasks.records import Measurement
 from tasks.records.evaluation import Step
@@ -63,6 +64,7 @@ class Observed:
         self.confirmation: Confirmation | None = None
         self.infrastructure: Infrastructure | None = None
         self.random_reference = False
+        self.turns = TurnRecord()
         self._outputs: dict[str, OutputFacts] = {}
         self._aliases: dict[str, Alias] = {}
         self._inputs_changed: set[str] = set()

@@ -81,6 +81,8 @@ class Evaluation(Record):
     isolation: tuple[str, ...] = ()
     """Sandbox layers that were on in the candidate's worker."""
     seconds_by_step: dict[str, float] = Field(default_factory=dict)
+    turns: dict[str, list[Any]] = Field(default_factory=dict)
+    """The timed pairs as measured, by column (`evaluator.timing.record`); empty where nothing was timed."""
     seed_commitment: str = ""
     """Hash of the secret seed of this evaluation; the seed itself is in `detail` once the verdict stands."""
 
