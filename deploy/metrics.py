@@ -25,6 +25,9 @@ COPIES = Counter("kontrast_run_copies_total", "Accepted samples that equal a see
 STEP_FIGURES = Gauge("kontrast_run_learner_figure", "The learner's own figures of its latest step.", ["figure"])
 PUBLISH_SECONDS = Gauge("kontrast_run_publish_seconds", "Seconds of the latest publication by phase.", ["phase"])
 _TIMING = ["device_type", "protocol"]
+QUARANTINED = Gauge(
+    "kontrast_run_evaluators_quarantined", "Evaluators out of use after failed health probes.", ["device_type"]
+)
 CONTROLS = Gauge("kontrast_run_controls", "Newest measurements of references against themselves that count.", _TIMING)
 CONTROL_FAILURES = Gauge("kontrast_run_control_failures", "Controls among the newest that were not accepted.", _TIMING)
 CONTROL_COVERAGE = Gauge("kontrast_run_control_coverage", "Share of the controls' intervals that cover 1.", _TIMING)

@@ -3,7 +3,8 @@
 Invariants: a candidate goes only to a device of the type it was asked for; candidates of one task stay on one
 evaluator, in order, as long as no other of the type is idle while theirs has a queue; confirmations go before
 explorations and, where there is another evaluator of the type, to another than the first measurement; an evaluator
-that died is asked again only after another one, if there is another.
+that died is asked again only after another one, if there is another; one whose device failed its health probe twice is
+not asked again in the run.
 """
 
 from __future__ import annotations
@@ -18,13 +19,23 @@ from typing import Any
 from deploy.graph.handles import WorkerLost
 from deploy.graph.placement import label_selector
 from deploy.graph.remote import ask
+from deploy.metrics import QUARANTINED
 from evaluator.config import EvaluatorConfig
 from evaluator.timing.statistics import PlacementHistory
+from tasks.errors import KontrastError
 from tasks.integrity import check_integrity
 from tasks.records import Candidate, Evaluation, Task
 
 _log = logging.getLogger(__name__)
 CONFIRMATION, EXPLORATION = 0, 1
+FAULTS = 2
+"""Failed health probes after which a device is out of use."""
+
+
+class DevicesOut(KontrastError):
+    """No device of a type is fit for use any more."""
+
+    exit_code = 3
 
 
 @dataclass
@@ -35,10 +46,16 @@ class Loads:
     """Candidates queued or running at each evaluator."""
     home: dict[str, int] = field(default_factory=dict)
     """Task -> the evaluator that holds its reference warm."""
+    out: set[int] = field(default_factory=set)
+    """Evaluators that are not asked any more."""
+
+    def fit(self) -> list[int]:
+        """The others."""
+        return [number for number in range(len(self.waiting)) if number not in self.out]
 
     def choose(self, task: str, avoid: int | None = None) -> int:
         """The task's own evaluator, unless it is busy while another is idle; `avoid` is the one that just failed."""
-        free = [number for number in range(len(self.waiting)) if number != avoid] or [0]
+        free = [number for number in self.fit() if number != avoid] or self.fit()
         least = min(free, key=lambda number: (self.waiting[number], number))
         home = self.home.get(task)
         if home in free and (self.waiting[home] == 0 or self.waiting[least] > 0):
@@ -48,8 +65,8 @@ class Loads:
 
     def elsewhere(self, avoid: Collection[int]) -> int:
         """The least busy evaluator outside `avoid`, else of all; no task moves home for it."""
-        others = [number for number in range(len(self.waiting)) if number not in avoid]
-        return min(others or range(len(self.waiting)), key=lambda number: (self.waiting[number], number))
+        others = [number for number in self.fit() if number not in avoid]
+        return min(others or self.fit(), key=lambda number: (self.waiting[number], number))
 
 
 class Gate:
@@ -95,6 +112,7 @@ class EvaluatorPool:
         self._gates = {device_type: [Gate() for _ in found] for device_type, found in self._actors.items()}
         self._attempts = attempts
         self._control_every = control_every
+        self._faults = {device_type: [0] * len(found) for device_type, found in self._actors.items()}
         self._since = {device_type: [0] * len(found) for device_type, found in self._actors.items()}
         self.histories: dict[str, PlacementHistory | None] = {}
         """By device type, what evaluators are told about placements; whoever keeps the controls sets it."""
@@ -103,24 +121,33 @@ class EvaluatorPool:
         self, task: Task, candidate: Candidate, device_type: str, protocol: str, *, priority: int = EXPLORATION,
         first: Evaluation | None = None,
     ) -> Evaluation:  # fmt: skip
-        """Evaluates on a device of the type; raises WorkerLost when the evaluators asked all died over it.
+        """Evaluates on a device of the type.
 
+        Raises WorkerLost when the evaluators asked all died over it, DevicesOut when no device of the type is fit.
         The evaluator's name is `detail["evaluator"]`. With `first`, another one than the first evaluation's is asked,
         if there is another.
         """
         loads, avoid = self._loads[device_type], []
         if first is not None:
             avoid = [n for n in range(len(loads.waiting)) if _name(device_type, n) == evaluator_of(first)]
+        answer: Evaluation | None = None
         for attempt in range(1, self._attempts + 1):
+            if not loads.fit():
+                raise DevicesOut(_all_out(device_type, len(loads.waiting)))
             if first is None:
                 number = loads.choose(task.content_hash, avoid[-1] if avoid else None)
             else:
                 number = loads.elsewhere(avoid)
             try:
-                return await self._one(number, task, candidate, device_type, protocol, priority)
+                answer = await self._one(number, task, candidate, device_type, protocol, priority)
             except WorkerLost as error:
                 _log.warning("attempt %d: %s", attempt, error)
-                avoid.append(number)
+            else:
+                if answer.reason != "device_fault":
+                    return answer
+            avoid.append(number)
+        if answer is not None:
+            return answer
         raise WorkerLost(f"{self._attempts} evaluators of type {device_type} died over one candidate")
 
     async def control(self, task: Task, device_type: str, protocol: str) -> Evaluation | None:
@@ -129,7 +156,7 @@ class EvaluatorPool:
         Raises WorkerLost when the evaluator died over it; the next control is due a whole round later all the same.
         """
         since = self._since[device_type]
-        due = [number for number, count in enumerate(since) if 0 < self._control_every <= count]
+        due = [number for number in self._loads[device_type].fit() if 0 < self._control_every <= since[number]]
         if not due:
             return None
         since[due[0]] = 0
@@ -149,12 +176,33 @@ class EvaluatorPool:
                     self.histories.get(device_type), what=f"evaluator {number} of type {device_type}",
                 )  # fmt: skip
                 self._since[device_type][number] += candidate is not None
+                if evaluation.reason == "device_fault":
+                    self._fault(device_type, number)
                 detail = {**evaluation.detail, "evaluator": _name(device_type, number)}
                 return evaluation.model_copy(update={"detail": detail})
             finally:
                 gate.leave()
         finally:
             loads.waiting[number] -= 1
+
+    def _fault(self, device_type: str, number: int) -> None:
+        self._faults[device_type][number] += 1
+        loads = self._loads[device_type]
+        if self._faults[device_type][number] < FAULTS or number in loads.out:
+            return
+        loads.out.add(number)
+        QUARANTINED.labels(device_type).set(len(loads.out))
+        _log.warning(
+            "evaluator %s is out of use: its device failed the health probe %d times; look for Xid errors in dmesg, "
+            "reset the device, then resume the run", _name(device_type, number), FAULTS,
+        )  # fmt: skip
+
+
+def _all_out(device_type: str, count: int) -> str:
+    return (
+        f"No device of type {device_type} is fit for use: all {count} failed their health probe {FAULTS} times. "
+        f"Look for Xid errors in dmesg, reset the devices, then go on with --resume."
+    )
 
 
 def _name(device_type: str, number: int) -> str:

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy import metrics
+from deploy.graph import evaluators
 from deploy.graph.evaluators import (
     CONFIRMATION,
     EXPLORATION,
@@ -165,6 +167,67 @@ def test_an_evaluator_that_died_is_replaced_by_another(monkeypatch: pytest.Monke
     answer = asyncio.run(pool.evaluate(Task(id="x", source="y"), Candidate(source="z"), "cpu", "reward"))
     assert evaluator_of(answer) == "cpu-1"
     assert asked == [0, 1]
+
+
+class Answers:
+    """Stand-in for `ask`: evaluator by number -> its next answers' reasons; the last one stays."""
+
+    def __init__(self, **reasons: list[str]) -> None:
+        self.reasons = {int(name[1:]): list(given) for name, given in reasons.items()}
+        self.asked: list[int] = []
+
+    async def __call__(self, call: Any, *arguments: Any, what: str) -> Any:
+        self.asked.append(call)
+        left = self.reasons[call]
+        reason = left.pop(0) if len(left) > 1 else left[0]
+        if reason == "device_fault":
+            return rejected().model_copy(update={"outcome": "unscored", "reason": reason})
+        return rejected()
+
+
+class Numbered:
+    def __init__(self, number: int) -> None:
+        self.evaluate = number
+
+
+def test_a_device_that_fails_twice_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A candidate that met a faulty device is judged by another one; after two faults the device gets no more, not
+    even controls, and whoever watches is told once."""
+    answers = Answers(n0=["device_fault"], n1=["crash"])
+    monkeypatch.setattr(evaluators, "ask", answers)
+    pool = EvaluatorPool({"cpu": [Numbered(0), Numbered(1)]}, control_every=1)
+
+    async def run() -> list[Evaluation]:
+        tasks = [Task(id=f"t{number}", source=f"y{number}") for number in range(6)]
+        found = [await pool.evaluate(task, Candidate(source="z"), "cpu", "reward") for task in tasks]
+        while (control := await pool.control(tasks[0], "cpu", "reward")) is not None:
+            found.append(control)
+        return found
+
+    assert {evaluation.reason for evaluation in asyncio.run(run())} == {"crash"}
+    assert answers.asked.count(0) == evaluators.FAULTS
+    assert caplog.text.count("evaluator cpu-0 is out of use") == 1
+    assert metrics.QUARANTINED.labels("cpu")._value.get() == 1
+
+
+def test_without_a_fit_device_of_the_type_the_run_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluators, "ask", Answers(n0=["device_fault"]))
+    pool = EvaluatorPool({"H100": [Numbered(0)]}, attempts=2)
+    task, candidate = Task(id="x", source="y"), Candidate(source="z")
+    assert asyncio.run(pool.evaluate(task, candidate, "H100", "reward")).reason == "device_fault"
+    with pytest.raises(evaluators.DevicesOut, match=r"No device of type H100 is fit.*--resume"):
+        asyncio.run(pool.evaluate(task, candidate, "H100", "reward"))
+
+
+def test_one_fault_takes_no_device_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(n0=["device_fault", "crash"])
+    monkeypatch.setattr(evaluators, "ask", answers)
+    pool = EvaluatorPool({"H100": [Numbered(0)]})
+    for _ in range(3):
+        found = asyncio.run(pool.evaluate(Task(id="x", source="y"), Candidate(source="z"), "H100", "reward"))
+        assert found.reason == "crash"
 
 
 def test_an_actor_passes_the_history_on_and_controls_without_a_candidate() -> None:
