@@ -48,7 +48,7 @@ def measure(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, s
 
 
 def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> TimingResult:
-    reload = bench.observed.parameters == "loaded" and not bench.each
+    reload = bench.observed.parameters == "loaded" and not bench.each and "parameter_tracking" in bench.on
     protocol = protocols.create(
         config.protocol, random.Random(bench.secret()), settings(config, bench, device, slots, reload),
         reference_ms=bench.server.opened["call_ms"], window_s=config.timing.paper_window_s,
@@ -66,7 +66,7 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
         if plan.reload:
             bench.load_parameters(bench.secret())
             _settle(bench, 1)
-        draws = [Draw(bench.secret(), mixed=True) for _ in range(min(plan.calls, slots))]
+        draws = [_timed(bench) for _ in range(min(plan.calls, slots))]
         reference, candidate = bench.pair(draws, reference_first=plan.order == "reference_first")
         spoiled = disturbances.of(reference, candidate)
         if bench.gauges is not None:
@@ -93,6 +93,11 @@ def _call_ns(bench: Bench, device: Device) -> float:
     if not device.runtime:
         return max(reference_ns, candidate_ns)
     return 1e6 * float(bench.server.opened["call_ms"]) + max(0.0, candidate_ns - reference_ns)
+
+
+def _timed(bench: Bench) -> Draw:
+    """Inputs of a timed call: fresh ones for the defence `stale_result`, else the same for all calls."""
+    return Draw(bench.secret() if "stale_result" in bench.on else 0, mixed=True)
 
 
 def _settle(bench: Bench, calls: int) -> None:
