@@ -7,6 +7,7 @@ as a fact and ends the evaluation, one of the reference's side is never the cand
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -38,6 +39,8 @@ class Side:
         self.layers = tuple(layers)
         self.call_s = call_s
         self.last_call_s = 0.0
+        self.quickest_call_s = math.inf
+        """A call of the quickest turn so far: what a call takes when nothing disturbs it."""
         self.ends_at_s = float("inf")
         self.load_ends_at_s = float("inf")
         self._observed = observed
@@ -142,6 +145,7 @@ class Side:
         if self.collect is not None:
             span_ns += self.collect(len(calls)) - turn.end_ns
         self.last_call_s = span_ns / 1e9 / len(calls)
+        self.quickest_call_s = min(self.quickest_call_s, self.last_call_s)
         return ArmTurn(tuple(answer.stamps), span_ns, turn.ran_ns, turn.waited_ns), answer.results
 
     def burst_s(self, calls: int) -> float:
