@@ -3,11 +3,11 @@
     python scripts/mutation_matrix.py --out matrix.jsonl
     python scripts/mutation_matrix.py --defence aliasing --defence nan_masks
 
-A case is one TOML file in the folder of the defence that it is for: a cheat, which must be rejected, or an honest twin,
-which must be accepted. Each cheat is judged with all defences on and with its own off. Where another defence stops it
-then, that one is turned off as well, and so on, until the cheat gets through; where that other one decides even with all
-defences on, the cheat must be rejected by its own once the others are off. So every row says what the defence alone
-does, or which one stands behind it. Twins are judged with all defences on and with theirs off.
+A case is one TOML file in the folder of the defence that it is for: a cheat, which must be rejected, or an honest
+twin, which must be accepted. Each cheat is judged with all defences on and with its own off. Where another defence
+stops it then, that one is turned off as well, and so on, until the cheat gets through; where that other one decides
+even with all on, the cheat must be rejected by its own once the others are off. So every row says what the defence
+alone does, or which one stands behind it. Twins are judged with all defences on and with theirs off.
 
 Prints a table and writes JSONL; exit code 1 when a defence's removal is noticed by nothing or a case gets another
 verdict than declared. Defences that no CPU can show are listed as such.
@@ -48,9 +48,12 @@ class Case:
     name: str
     task: str
     expect: Literal["accept", "reject"]
-    reason: str
     why: str
     source: str
+    reason: str = ""
+    """Reason of a cheat's rejection."""
+    without: str = ""
+    """What becomes of a cheat when its defence is off: `accepted`, `unscored`, or the defence that stops it then."""
 
     @property
     def label(self) -> str:
@@ -85,7 +88,7 @@ class Row:
     expect: str
     trials: tuple[Trial, ...]
     as_declared: bool
-    """The verdict with all defences on is the declared one, and no twin's changes with its defence off."""
+    """The verdicts with all defences on and with its own off are the declared ones."""
     noticed: bool
     """Turning the defence off changes the verdict, with the others on or with those off that stop the cheat as well."""
 
@@ -99,7 +102,7 @@ def load_cases(folder: Path = CASES) -> list[Case]:
     cases = []
     for path in folder.glob("*/*.toml"):
         fields: dict[str, Any] = tomllib.loads(path.read_text())
-        cases.append(Case(defence=path.parent.name, name=path.stem, **{"reason": "", **fields}))
+        cases.append(Case(defence=path.parent.name, name=path.stem, **fields))
     return sorted(cases, key=lambda case: (case.task, case.label))
 
 
@@ -131,7 +134,7 @@ class Matrix:
         if case.expect == "accept":
             as_declared, noticed = all(trial.outcome == "accepted" for trial in trials), False
         else:
-            as_declared = first.outcome == "rejected" and first.reason == case.reason
+            as_declared = first.reason == case.reason and (trials[1].by or trials[1].outcome) == case.without
             decides = not trials[1].like(first) or any(trial.by == case.defence for trial in trials)
             noticed = as_declared and decides and trials[-1].outcome != "rejected"
         return Row(case.defence, case.label, case.task, case.expect, tuple(trials), as_declared, noticed)
@@ -176,7 +179,9 @@ def table(found: Sequence[Row], defences: Sequence[str]) -> str:
         for row in (row for row in found if row.defence == name):
             short = row.case.partition("/")[2]
             flag = "" if row.as_declared and (row.noticed or row.expect == "accept") else "  <- WRONG"
-            lines.append(f"{name:<19} {short:<24} {row.with_all!s:<40} {row.trials[1]!s:<40} {_rest(row)}{flag}".rstrip())
+            lines.append(
+                f"{name:<19} {short:<24} {row.with_all!s:<40} {row.trials[1]!s:<40} {_rest(row)}{flag}".rstrip()
+            )
     return "\n".join(lines)
 
 
