@@ -132,7 +132,7 @@ class Bench:
         return turn
 
     def compare(self, results: list[schema.Result]) -> None:
-        """Judges the candidate's results of the inputs drawn last; None in `compared` where the shapes already differ."""
+        """Judges the results of the inputs drawn last; `compared` holds None for a call whose shapes already differ."""
         request = {
             "op": "compare", "results": [result.model_dump() for result in results],
             "expected": [result.model_dump() for result in self._expected], "step": self.observed.step,

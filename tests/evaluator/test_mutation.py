@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from evaluator import Evaluator
+from evaluator.config import SandboxConfig
 from evaluator.judgement.defences import ALL_DEFENCES
 from tasks.records.evaluation import REJECTION_REASONS
 
@@ -76,6 +77,13 @@ def test_a_row_of_the_matrix(judged: Any, label: str) -> None:
 @pytest.mark.parametrize("label", CASES)
 def test_every_row_of_the_matrix(judged: Any, label: str) -> None:
     assert_as_declared(judged.row(CASES[label]))
+
+
+def test_a_helper_process_is_seen_where_no_namespace_keeps_it() -> None:
+    sandbox = SandboxConfig(layers=("landlock", "seccomp"))
+    with Evaluator("cpu", matrix.CONFIG.model_copy(update={"sandbox": sandbox})) as running:
+        found = matrix.Matrix(running).evaluate(CASES["pending_work/helper_process"])
+    assert (found.outcome, found.reason) == ("rejected", "resource_abuse"), found.message
 
 
 def assert_renaming_changes_nothing(judged: Any, renaming: ModuleType, label: str) -> None:
