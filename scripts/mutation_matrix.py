@@ -170,6 +170,15 @@ def unnoticed(found: Sequence[Row], defences: Sequence[str]) -> list[str]:
     return [name for name in defences if name not in noticed and name not in NOT_ON_A_CPU]
 
 
+def evidence(cases: Sequence[Case], defence: str) -> str:
+    """The cell of a defence in the table of the evaluator's README: its cheats, and what stops them without it."""
+    if defence in NOT_ON_A_CPU:
+        return "none on a CPU"
+    cheats = sorted((case for case in cases if case.defence == defence and case.reason), key=lambda case: case.name)
+    words = {"accepted": "", "unscored": ", then unscored"}
+    return "; ".join(f"`{case.name}`{words.get(case.without, f', then `{case.without}`')}" for case in cheats)
+
+
 def table(found: Sequence[Row], defences: Sequence[str]) -> str:
     """The matrix as text, by defence."""
     lines = [f"{'defence':<19} {'case':<24} {'all on':<40} {'its own off':<40} then"]

@@ -288,7 +288,7 @@ class Facts(Fact):
     buffers_wrong: tuple[str, ...] = ()
     """Buffers that the reference changes in a call and that differ after the candidate's."""
     guards_broken: tuple[str, ...] = ()
-    """Guard bands whose pattern changed: `slot 3 behind`, `storage of output 0`."""
+    """Guard bands whose pattern changed: `input slot 3 behind`."""
     draws: tuple[DrawTally, ...] = ()
     determinism: Determinism = Determinism()
     degenerate: Degenerate = Degenerate()

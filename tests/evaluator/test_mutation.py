@@ -61,6 +61,13 @@ def test_a_case_is_complete(label: str) -> None:
     assert case.without in {"", "accepted", "unscored", *ALL_DEFENCES} - {case.defence}
 
 
+@pytest.mark.parametrize("defence", ALL_DEFENCES)
+def test_the_readme_names_each_cheat_and_what_stops_it_else(defence: str) -> None:
+    lines = (ROOT / "evaluator" / "README.md").read_text().splitlines()
+    row = next(line for line in lines if f"| `{defence}` |" in line)
+    assert row.split("|")[5].strip() == matrix.evidence(list(CASES.values()), defence)
+
+
 def assert_as_declared(row: Any) -> None:
     seen = " | ".join(str(trial) for trial in row.trials)
     assert row.as_declared, seen
