@@ -43,6 +43,8 @@ class Side:
         """A call of the quickest turn so far: what a call takes when nothing disturbs it."""
         self.ends_at_s = float("inf")
         self.load_ends_at_s = float("inf")
+        self.names: dict[str, str] = {}
+        """What this side calls the entries of the reference's state, where it calls them otherwise."""
         self._observed = observed
         self.collect: Callable[[int], int] | None = None
         """Takes the results of so many calls away; returns when that was done, on the judge's clock. The span ends
@@ -125,13 +127,16 @@ class Side:
 
     def parameters(self, entries: dict[str, Any]) -> list[str]:
         """Loads what lies in the parameter arena; returns the names that did not fit."""
-        answer, _ = self.ask({"op": "parameters", "entries": entries}, schema.Took, self.call_s)
+        answer, _ = self.ask({"op": "parameters", "entries": self._own(entries)}, schema.Took, self.call_s)
         return [*answer.missing, *answer.unexpected]
 
     def state(self, entries: dict[str, Any]) -> list[str]:
         """Lets the side write entries of its state into the parameter arena; returns the names that it has not."""
-        answer, _ = self.ask({"op": "state", "entries": entries}, schema.Wrote, self.call_s)
+        answer, _ = self.ask({"op": "state", "entries": self._own(entries)}, schema.Wrote, self.call_s)
         return list(answer.missing)
+
+    def _own(self, entries: dict[str, Any]) -> dict[str, Any]:
+        return {self.names.get(name, name): entry for name, entry in entries.items()}
 
     def run(
         self, calls: list[dict[str, Any]], *, hold: bool = False, each: bool = False, timeout_s: float | None = None

@@ -279,6 +279,8 @@ class Facts(Fact):
     """What was off-schema on the worker's channel."""
     parameters: Literal["loaded", "seeded", "none"] = "loaded"
     """How both arms got equal weights; `none` for a task without any."""
+    parameters_missing: tuple[str, ...] = ()
+    """Parameters and buffers of the reference that matter and that the candidate does not take."""
     outputs: tuple[OutputFacts, ...] = ()
     """Distinct descriptions of outputs seen over all calls."""
     aliases: tuple[Alias, ...] = ()

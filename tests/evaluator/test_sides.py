@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from evaluator.loading import transfer
 from evaluator.observed import Observed
 from evaluator.sides import Side
 from evaluator.timing.turns import Turn
@@ -30,3 +33,22 @@ def test_one_turn_that_had_to_wait_does_not_count_for_the_length_of_the_bursts()
     for calls in (2, 2, 1):
         side.run([SimpleNamespace()] * calls)  # type: ignore[list-item]
     assert (side.quickest_call_s, side.last_call_s) == (0.0012, 0.03)
+
+
+WANTED = {"fc.weight": ["float32", [8, 4]], "fc.bias": ["float32", [8]]}
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (WANTED, {"fc.weight": "fc.weight", "fc.bias": "fc.bias"}),
+        ({"own": ["float32", [2]], **WANTED}, {"fc.weight": "fc.weight", "fc.bias": "fc.bias"}),
+        ({"w": ["float32", [8, 4]], "b": ["float32", [8]]}, {"fc.weight": "w", "fc.bias": "b"}),
+        ({"b": ["float32", [8]], "w": ["float32", [8, 4]]}, {}),
+        ({"w": ["float16", [8, 4]], "b": ["float32", [8]]}, {}),
+        ({"fc.weight": ["float32", [4, 8]], "fc.bias": ["float32", [8]]}, {"fc.bias": "fc.bias"}),
+        ({}, {}),
+    ],
+)
+def test_parameters_are_taken_by_name_or_by_their_order(given: dict[str, Any], names: dict[str, str]) -> None:
+    assert transfer(WANTED, given) == names

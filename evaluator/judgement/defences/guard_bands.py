@@ -1,7 +1,7 @@
 """Writes out of bounds: a kernel that damages what lies behind or before its output.
 
-Rests on `Facts.guards_broken`: secret patterns around the slots of inputs and outputs in the candidate's arenas, compared
-after the call. Yields `incorrect`.
+Rests on `Facts.guards_broken`: secret patterns around the slots of inputs and outputs in the candidate's arenas,
+compared after the call. Yields `incorrect`.
 """
 
 from __future__ import annotations
