@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from evaluator.judgement.defences import ALL_DEFENCES
 from evaluator.judgement.facts import CallResult, DrawKind
 from evaluator.observed import Observed
 from evaluator.sides import Side, Which
@@ -64,6 +65,10 @@ class Bench:
         """The device's, where it has any."""
         self.history: PlacementHistory | None = None
         """What earlier controls on the device type have shown of placements."""
+        self.on: frozenset[str] = frozenset(ALL_DEFENCES)
+        """Names of the defences that are on: the active parts of the others are left out."""
+        self.compared: list[CallResult | None] = []
+        """Comparisons of the inputs drawn last."""
         self._loads = 0
         self._entries: dict[str, Any] = {}
         if not server.opened["shares_snapshots"]:
@@ -129,8 +134,8 @@ class Bench:
         self.observed.reference_ran(self._expected)
         return turn
 
-    def compare(self, results: list[schema.Result]) -> list[CallResult | None]:
-        """Judges the candidate's results of the inputs drawn last; None for a call whose shapes already differ."""
+    def compare(self, results: list[schema.Result]) -> None:
+        """Judges the results of the inputs drawn last; `compared` holds None for a call whose shapes already differ."""
         request = {
             "op": "compare", "results": [result.model_dump() for result in results],
             "expected": [result.model_dump() for result in self._expected], "step": self.observed.step,
@@ -139,7 +144,7 @@ class Bench:
         verdict = self.server.ask(request).answer
         compared = [CallResult.model_validate(call) if call else None for call in verdict["calls"]]
         self.observed.compared(compared, results, verdict)
-        return compared
+        self.compared = compared
 
     def relate(self, results: list[schema.Result]) -> tuple[bool, bool]:
         """Whether the candidate's, and the reference's, results of the last two calls are equal bit for bit."""
@@ -151,14 +156,18 @@ class Bench:
         return bool(related["candidate"]), bool(related["reference"])
 
     def pair(self, draws: Sequence[Draw], *, reference_first: bool, hold: bool = False) -> tuple[ArmTurn, ArmTurn]:
-        """One turn of each side on the same inputs, in the given order, with every call compared."""
+        """One turn of each side on the same inputs, in the given order, with every call compared.
+
+        Timed calls are compared for the defence `every_call`.
+        """
         calls = self.draw(draws)
         if reference_first:
             reference = self.run_reference(calls)
         candidate, results = self.candidate.run(calls, hold=hold, each=self.each)
         if not reference_first:
             reference = self.run_reference(calls)
-        self.compare(results)
+        if "every_call" in self.on or self.observed.step not in ("time", "confirm"):
+            self.compare(results)
         self.observed.memory(self.candidate.arm.watch(), len(draws))
         if self.gauges is not None:
             used = [self.gauges.used_bytes(side.arm.child.pid) for side in (self.candidate, self.reference)]

@@ -23,29 +23,51 @@ _TRACED_CALLS = 2
 
 def check(bench: Bench, gate: Gate, draws: int) -> None:
     """Fresh inputs, changed parameters, inputs beyond `get_inputs`, sparse changes and repetitions."""
-    rng, opened = bench.rng, bench.server.opened
-    loaded = bench.observed.parameters == "loaded" and bench.random_parameters
-    kinds = [kind for kind in opened["kinds"] if kind not in ("as_given", "exact")]
+    rng, opened, parameters = bench.rng, bench.server.opened, bench.observed.parameters
+    loaded = parameters == "loaded" and bench.random_parameters and "parameter_tracking" in bench.on
+    beyond = opened["kinds"] if "whole_domain" in bench.on else []
+    kinds = [kind for kind in beyond if kind not in ("as_given", "exact")]
     _burst(bench, gate, [Draw.fresh(rng), Draw.fresh(rng)])
-    if opened["degenerate"]:
+    if opened["degenerate"] and "degenerate_task" in bench.on:
         _constant(bench, gate)
     if loaded:
         bench.load_parameters(bench.secret(), "unit")
     first = Draw.fresh(rng)
     _burst(bench, gate, [first, Draw.fresh(rng)])
-    if loaded:
+    was_right = _right(bench)
+    if bench.random_parameters:
         bench.compare_buffers()
         gate.pass_or_end()
     for index in range(0, len(kinds), 2):
         _burst(bench, gate, [Draw.fresh(rng, kind) for kind in kinds[index : index + 2]])
-    _burst(bench, gate, [first, Draw(first.seed, sparse=bench.secret())])
-    bench.observed.determinism = Determinism(reference_repeats=opened["repeats"], repeats=1)
-    if "exact" in opened["kinds"] and bench.random_parameters:
+    changed = Draw(first.seed, sparse=bench.secret())
+    if "determinism" in bench.on:
+        _repeat(bench, gate, [first, changed], was_right)
+    else:
+        _burst(bench, gate, [changed])
+    if "exact" in beyond and bench.random_parameters:
         _exact(bench, gate, loaded)
     elif loaded:
         bench.load_parameters(bench.secret())
     for _ in range(max(0, draws - 6)):
         _burst(bench, gate, [Draw.fresh(rng)], hold=False)
+
+
+def _repeat(bench: Bench, gate: Gate, draws: list[Draw], was_right: bool) -> None:
+    """Inputs for the second time, the first of `draws`: two right answers differ by no more than the error budget."""
+    _run(bench, gate, draws)
+    differing = int(_right(bench) != was_right)
+    bench.observed.determinism = Determinism(
+        reference_repeats=bench.server.opened["repeats"], repeats=1, differing=differing
+    )
+    bench.observed.news()
+    gate.pass_or_end()
+
+
+def _right(bench: Bench) -> bool:
+    """Whether the first result of the calls that were compared last is right."""
+    first = bench.compared[0]
+    return first is not None and not first.aspects
 
 
 def _exact(bench: Bench, gate: Gate, loaded: bool) -> None:
@@ -74,24 +96,34 @@ def _constant(bench: Bench, gate: Gate) -> None:
 
 
 def _burst(bench: Bench, gate: Gate, draws: list[Draw], *, hold: bool = True) -> None:
-    hold = hold and not bench.each
+    _run(bench, gate, draws, hold=hold)
+    gate.pass_or_end()
+
+
+def _run(bench: Bench, gate: Gate, draws: list[Draw], *, hold: bool = True) -> None:
+    hold = hold and not bench.each and "output_lifetime" in bench.on
     bench.pair(draws, reference_first=bench.rng.random() < 0.5, hold=hold)
-    if hold and gate.closed():  # wrong, or only late? What lay in its memory before says nothing about the candidate
-        _go_on(bench)
+    if hold and "pending_work" in bench.on and gate.closed():
+        _go_on(bench)  # wrong, or only late? What lay in its memory before says nothing about the candidate
         bench.observed.pending = Pending(late_writes=_late_writes(bench), idle_ms=1e3 * IDLE_S)
         bench.observed.news()
-    gate.pass_or_end()
 
 
 def probe(bench: Bench, gate: Gate) -> None:
     """An idle window after a call, calls under a tracer, and what changed in the worker's process."""
-    _idle(bench, gate)
+    if "pending_work" in bench.on:
+        _idle(bench, gate)
+    if "fallback" in bench.on:
+        _trace(bench)
+    bench.observed.inspected(bench.candidate.inspect())
+    gate.pass_or_end()
+
+
+def _trace(bench: Bench) -> None:
     calls = bench.draw([Draw.fresh(bench.rng) for _ in range(_TRACED_CALLS)])
     side = bench.candidate
     traced, _ = side.ask({"op": "trace", "calls": calls}, schema.Traced, side.burst_s(20 * _TRACED_CALLS))
     bench.observed.traced(traced)
-    bench.observed.inspected(side.inspect())
-    gate.pass_or_end()
 
 
 def _idle(bench: Bench, gate: Gate) -> None:

@@ -165,6 +165,7 @@ class Flow:
         self._sides[1].ends_at_s = time.monotonic() + self._config.deadlines.candidate_s
         bench = Bench(server, (self._sides[0], self._sides[1]), self._observed, random.Random(self._seed))
         bench.random_parameters = self._rules.weights == "loaded"
+        bench.on = frozenset(self._defences)
         bench.each = self._rules.output_lifetime == "next_call"
         bench.gauges = self._evaluator.gauges()
         bench.history = self._evaluator.history

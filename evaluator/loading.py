@@ -116,16 +116,31 @@ def load(bench: Bench, sources: dict[str, int], config: EvaluatorConfig) -> None
     for side in (bench.candidate, bench.reference):
         state = side.construct(opened, specs, max(0.1, side.load_ends_at_s + side.arm.served_s - time.monotonic()))
         if side.which == "candidate":
-            observed.parameters = _transfer(opened["state"], state)
+            side.names = transfer(opened["state"], state, by_order=bench.random_parameters)
+            observed.parameters = _transferred(opened["state"], side.names)
+            if opened["parameters_matter"]:
+                observed.parameters_missing = tuple(name for name in opened["state"] if name not in side.names)
             observed.inspected(side.inspect())
 
 
-def _transfer(wanted: dict[str, list[Any]], given: dict[str, list[Any]]) -> str:
-    """How both arms get equal weights: `loaded` when every name of the reference fits, `seeded` when some do not."""
+def transfer(wanted: dict[str, list[Any]], given: dict[str, list[Any]], *, by_order: bool) -> dict[str, str]:
+    """The candidate's name of each entry of the reference's state that it takes; entries are dtype and shape.
+
+    Equal names count where all fit; else, with `by_order`, the order, where it has the same dtypes and shapes
+    throughout, so that a candidate may call its parameters what it likes. Rules that never change parameters do
+    without: equal seeds do for them, also where equal shapes mean something else, as in a transposed square weight.
+    """
+    same = {name: name for name, entry in wanted.items() if given.get(name) == entry}
+    if by_order and len(same) < len(wanted) and list(wanted.values()) == list(given.values()):
+        return dict(zip(wanted, given, strict=True))
+    return same
+
+
+def _transferred(wanted: dict[str, list[Any]], names: dict[str, str]) -> str:
+    """How both arms get equal weights: by loading them where all are taken, else by equal seeds."""
     if not wanted:
         return "none"
-    fits = all(name in given and given[name] == entry for name, entry in wanted.items())
-    return "loaded" if fits else "seeded"
+    return "loaded" if len(names) == len(wanted) else "seeded"
 
 
 def warm(bench: Bench, config: EvaluatorConfig) -> float:

@@ -48,6 +48,7 @@ class Observed:
         self.ending: Ending | None = None
         self.channel_error = ""
         self.parameters: Any = "loaded"
+        self.parameters_missing: tuple[str, ...] = ()
         self.parameter_mismatch: tuple[str, ...] = ()
         self.ledger = CallLedger()
         self.determinism = Determinism()
@@ -196,7 +197,8 @@ class Observed:
         """Everything observed so far."""
         return Facts(
             step=self.step, screen=self.screen, compile=self.compile, ending=self.ending,
-            channel_error=self.channel_error, parameters=self.parameters, outputs=tuple(self._outputs.values()),
+            channel_error=self.channel_error, parameters=self.parameters,
+            parameters_missing=self.parameters_missing, outputs=tuple(self._outputs.values()),
             aliases=tuple(self._aliases.values()), inputs_changed=tuple(sorted(self._inputs_changed)),
             buffers_wrong=tuple(sorted(self._buffers_wrong)), guards_broken=tuple(sorted(self._guards_broken)),
             draws=self.ledger.tallies(), determinism=self.determinism, degenerate=self.degenerate, growth=self.growth,

@@ -7,6 +7,7 @@ as a fact and ends the evaluation, one of the reference's side is never the cand
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -38,9 +39,12 @@ class Side:
         self.layers = tuple(layers)
         self.call_s = call_s
         self.last_call_s = 0.0
-        self.fastest_call_s = float("inf")
+        self.quickest_call_s = math.inf
+        """A call of the quickest turn so far: what a call takes when nothing disturbs it."""
         self.ends_at_s = float("inf")
         self.load_ends_at_s = float("inf")
+        self.names: dict[str, str] = {}
+        """What this side calls the entries of the reference's state, where it calls them otherwise."""
         self._observed = observed
         self.collect: Callable[[int], int] | None = None
         """Takes the results of so many calls away; returns when that was done, on the judge's clock. The span ends
@@ -123,13 +127,16 @@ class Side:
 
     def parameters(self, entries: dict[str, Any]) -> list[str]:
         """Loads what lies in the parameter arena; returns the names that did not fit."""
-        answer, _ = self.ask({"op": "parameters", "entries": entries}, schema.Took, self.call_s)
+        answer, _ = self.ask({"op": "parameters", "entries": self._own(entries)}, schema.Took, self.call_s)
         return [*answer.missing, *answer.unexpected]
 
     def state(self, entries: dict[str, Any]) -> list[str]:
         """Lets the side write entries of its state into the parameter arena; returns the names that it has not."""
-        answer, _ = self.ask({"op": "state", "entries": entries}, schema.Wrote, self.call_s)
+        answer, _ = self.ask({"op": "state", "entries": self._own(entries)}, schema.Wrote, self.call_s)
         return list(answer.missing)
+
+    def _own(self, entries: dict[str, Any]) -> dict[str, Any]:
+        return {self.names.get(name, name): entry for name, entry in entries.items()}
 
     def run(
         self, calls: list[dict[str, Any]], *, hold: bool = False, each: bool = False, timeout_s: float | None = None
@@ -143,7 +150,7 @@ class Side:
         if self.collect is not None:
             span_ns += self.collect(len(calls)) - turn.end_ns
         self.last_call_s = span_ns / 1e9 / len(calls)
-        self.fastest_call_s = min(self.fastest_call_s, self.last_call_s)
+        self.quickest_call_s = min(self.quickest_call_s, self.last_call_s)
         return ArmTurn(tuple(answer.stamps), span_ns, turn.ran_ns, turn.waited_ns), answer.results
 
     def burst_s(self, calls: int) -> float:

@@ -279,6 +279,8 @@ class Facts(Fact):
     """What was off-schema on the worker's channel."""
     parameters: Literal["loaded", "seeded", "none"] = "loaded"
     """How both arms got equal weights; `none` for a task without any."""
+    parameters_missing: tuple[str, ...] = ()
+    """Parameters and buffers of the reference that matter and that the candidate does not take."""
     outputs: tuple[OutputFacts, ...] = ()
     """Distinct descriptions of outputs seen over all calls."""
     aliases: tuple[Alias, ...] = ()
@@ -288,7 +290,7 @@ class Facts(Fact):
     buffers_wrong: tuple[str, ...] = ()
     """Buffers that the reference changes in a call and that differ after the candidate's."""
     guards_broken: tuple[str, ...] = ()
-    """Guard bands whose pattern changed: `slot 3 behind`, `storage of output 0`."""
+    """Guard bands whose pattern changed: `input slot 3 behind`."""
     draws: tuple[DrawTally, ...] = ()
     determinism: Determinism = Determinism()
     degenerate: Degenerate = Degenerate()

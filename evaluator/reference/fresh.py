@@ -32,10 +32,8 @@ class FreshPlan:
     seed: int
 
 
-def fresh_plan(secret: int | str, call: int, bases: int, *, fresh: bool = True) -> FreshPlan:
-    """The plan of a call. Without `fresh` (the defence `stale_result` is off) all calls get the first base as it is."""
-    if not fresh:
-        return FreshPlan(call=call, first=0, second=0, factor=1.0, seed=0)
+def fresh_plan(secret: int | str, call: int, bases: int) -> FreshPlan:
+    """The plan of a call."""
     rng = random.Random(f"{secret}/{call}")
     first = rng.randrange(bases)
     second = (first + rng.randrange(1, bases)) % bases if bases > 1 else first
@@ -55,8 +53,6 @@ def apply_plan(
     first, second = bases[plan.first], bases[plan.second]
     for trait, one, other, target in zip(traits, first, second, out, strict=True):
         target.copy_(one)
-        if plan.factor == 1.0:
-            continue
         mixes = plan.first != plan.second and not trait.fixed_structure
         if mixes:
             _mix_rows(target, other, generator)

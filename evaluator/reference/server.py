@@ -71,6 +71,7 @@ class Server:
             "leaves": len(reference.input_bytes) + len(reference.output_bytes), "kinds": list(admission.domain.kinds),
             "degenerate": admission.degenerate, "passed": list(admission.passed), "randomness": admission.randomness,
             "repeats": admission.repeats, "poison_shows": admission.poison_shows, "mutated": reference.mutated,
+            "parameters_matter": admission.parameters_matter,
             "free_bytes": self.backend.memory()[0], "shares_snapshots": self.backend.shares_snapshots,
         }  # fmt: skip
 

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -129,13 +129,11 @@ class Child:
         return 0
 
     def descendants(self) -> int:
-        """Processes that the worker has started and that still live."""
-        count = 0
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{self.pid}/task"):
-                with open(f"/proc/{self.pid}/task/{thread}/children") as file:
-                    count += len(file.read().split())
-        return count
+        """Processes that the worker or its offspring has started and that still live, whoever is their parent now.
+
+        Work that they do is in no account of the worker's.
+        """
+        return sum(pid != self.pid for pid in _offspring(self.group))
 
     def poll_exit(self, timeout_s: float = 0.0) -> int | None:
         """The worker's exit code (negative: signal) once it has ended, else None."""
@@ -272,6 +270,18 @@ class Zygote:
         if self._owned is not None:
             self._owned.stop()
             self._owned = None
+
+
+def _offspring(pid: int) -> Iterator[int]:
+    """All living processes below this one."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                children = [int(child) for child in file.read().split()]
+            for child in children:
+                if _state(f"/proc/{child}/stat") not in "ZX":
+                    yield child
+                yield from _offspring(child)
 
 
 def _state(path: str) -> str:

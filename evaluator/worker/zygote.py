@@ -155,7 +155,11 @@ def _fork(control: socket.socket, request: dict[str, Any], descriptors: list[int
 
 
 def _intermediary(request: dict[str, Any], channel: int, status: int) -> int:
-    """Forks the worker, reports its id, waits for it and reports how it ended."""
+    """Forks the worker, reports its id, waits for it and reports how it ended.
+
+    Orphans of the worker become children of this process, so that the judge finds them where no namespace keeps them.
+    """
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     plan = sandbox.SandboxPlan(**{key: _tupled(value) for key, value in request["sandbox"].items()})
     report = socket.socket(fileno=status)
     life_read, life_write = os.pipe()

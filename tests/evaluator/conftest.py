@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -47,3 +50,14 @@ def quick() -> EvaluatorConfig:
 def evaluator() -> Iterator[Evaluator]:
     with Evaluator(config=QUICK) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def renaming() -> ModuleType:
+    """The module `renaming.py` beside this file."""
+    spec = importlib.util.spec_from_file_location("renaming", Path(__file__).parent / "renaming.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

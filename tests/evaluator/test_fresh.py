@@ -8,9 +8,9 @@ from evaluator.reference.domain import traits_of
 from evaluator.reference.fresh import FACTOR_LOW, apply_plan, fresh_plan
 
 
-def made(bases: list[list[torch.Tensor]], secret: int, call: int, *, fresh: bool = True) -> list[torch.Tensor]:
+def made(bases: list[list[torch.Tensor]], secret: int, call: int) -> list[torch.Tensor]:
     out = [torch.empty_like(tensor) for tensor in bases[0]]
-    apply_plan(fresh_plan(secret, call, len(bases), fresh=fresh), bases, traits_of(bases[0]), out)
+    apply_plan(fresh_plan(secret, call, len(bases)), bases, traits_of(bases[0]), out)
     return out
 
 
@@ -63,11 +63,6 @@ def test_the_plan_follows_from_secret_and_call() -> None:
     assert fresh_plan(1, 2, 4) != fresh_plan(1, 3, 4)
     assert fresh_plan(1, 2, 4) != fresh_plan(2, 2, 4)
     assert len({fresh_plan(1, call, 4).factor for call in range(100)}) == 100
-
-
-def test_without_the_defence_all_calls_are_alike() -> None:
-    bases = [[torch.randn(8, 8)] for _ in range(4)]
-    assert torch.equal(made(bases, 1, 0, fresh=False)[0], made(bases, 1, 7, fresh=False)[0])
 
 
 def test_strided_targets_are_written() -> None:

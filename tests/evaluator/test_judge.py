@@ -64,6 +64,7 @@ REJECTED: dict[str, tuple[str, str, dict[str, object]]] = {
     "no ModelNew": ("contract", "screen", {"screen": ScreenFacts(names_model=False)}),
     "source too long": ("contract", "screen", {"screen": ScreenFacts(too_long=True, source_bytes=10**6)}),
     "wrong constructor": ("contract", "early_exit", {"ending": Ending(kind="contract", step="load", detail="x")}),
+    "takes no parameters": ("contract", "parameter_tracking", {"parameters_missing": ("fc.weight",)}),
     "does not compile": ("compile_error", "compile", {"compile": CompileFacts(failed=True, error="a.cu(3): error")}),
     "off-schema message": ("forged_result", "channel_schema", {"channel_error": "not JSON"}),
     "timer claims more than the span shows": (
@@ -225,7 +226,7 @@ def test_every_reason_is_reached_but_the_one_that_no_defence_can_prove() -> None
 
 
 def test_every_defence_has_a_fault_here_or_governs_calls() -> None:
-    governing = {"whole_domain", "parameter_tracking", "every_call"}
+    governing = {"whole_domain", "every_call"}
     assert {defence for _, defence, _ in REJECTED.values()} & set(ALL_DEFENCES) == set(ALL_DEFENCES) - governing
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -47,12 +48,15 @@ def evaluator() -> Iterator[Evaluator]:
         yield running
 
 
-def _evaluate(evaluator: Evaluator, folder: Path) -> tuple[dict[str, Any], Evaluation]:
+def _evaluate(
+    evaluator: Evaluator, folder: Path, rewrite: Callable[[str, str], str] = lambda source, task: source
+) -> tuple[dict[str, Any], Evaluation]:
+    """The case and what is found; `rewrite` makes another text of a candidate, given the task's."""
     case = json.loads((folder / "case.json").read_text())
     task = Task(id="file:case", source=(folder / "task.py").read_text())
-    for name in case.get("before", ()):
-        evaluator.evaluate(task, Candidate(source=(folder / name).read_text()))
-    return case, evaluator.evaluate(task, Candidate(source=(folder / "candidate.py").read_text()))
+    for name in (*case.get("before", ()), "candidate.py"):
+        found = evaluator.evaluate(task, Candidate(source=rewrite((folder / name).read_text(), task.source)))
+    return case, found
 
 
 def _assert_as_declared(case: dict[str, Any], found: Evaluation) -> None:
@@ -91,6 +95,17 @@ def test_every_case_gets_its_declared_verdict(evaluator: Evaluator, shared_dir: 
     _assert_as_declared(case, found)
     if case.get("dangerous"):
         _assert_still_works(evaluator, folder)
+
+
+@pytest.mark.redteam
+@pytest.mark.parametrize("name", _cpu_cases() or ["(none at hand)"])
+def test_renaming_changes_no_declared_verdict(
+    evaluator: Evaluator, shared_dir: Path, renaming: ModuleType, name: str
+) -> None:
+    def rewrite(source: str, task: str) -> str:
+        return str(renaming.renamed(source, renaming.state_names(task)))
+
+    _assert_as_declared(*_evaluate(evaluator, shared_dir / "cases" / "redteam" / name, rewrite))
 
 
 def test_the_evaluator_never_reads_an_expectation() -> None:

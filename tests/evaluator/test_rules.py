@@ -35,6 +35,7 @@ FORGIVEN: list[tuple[str, set[str], dict[str, object]]] = [
     ("half output", {"any"}, {"outputs": (HALF_OUTPUT,)}),
     ("folded weights", {"paper", "any"}, {"draws": tallies(FAR_OFF.model_copy(update={"reloaded": True}))}),
     ("sampler's shortcut", {"paper", "any"}, {"draws": tallies(FAR_OFF.model_copy(update={"kind": "flipped"}))}),
+    ("parameters never taken", {"paper", "any"}, {"parameters_missing": ("fc.weight",)}),
     ("wrong", set(), {"draws": tallies(FAR_OFF)}),
     ("replay", set(), {"draws": tallies(CallResult(aspects=("stale",)))}),
     ("NaN", set(), {"draws": tallies(CallResult(aspects=("masks",)))}),

@@ -1,6 +1,6 @@
 """Writes out of bounds: a kernel that damages what lies behind or before its output.
 
-Rests on `Facts.guards_broken`: patterns around the output slots and behind every storage that the candidate returns,
+Rests on `Facts.guards_broken`: secret patterns around the slots of inputs and outputs in the candidate's arenas,
 compared after the call. Yields `incorrect`.
 """
 

@@ -20,10 +20,4 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:
     ]
 
 
-DEFENCE = Defence(
-    "stale_result",
-    "replay and caching",
-    ("draws",),
-    _find,
-    active="fresh inputs for every call; when off, a wrong output that equals an earlier one is let through",
-)
+DEFENCE = Defence("stale_result", "replay and caching", ("draws",), _find, active="fresh inputs for every timed call")
