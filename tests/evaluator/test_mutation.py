@@ -79,7 +79,6 @@ def test_a_row_of_the_matrix(judged: Any, label: str) -> None:
     assert_as_declared(judged.row(CASES[label]))
 
 
-@pytest.mark.redteam
 @pytest.mark.slow
 @pytest.mark.parametrize("label", CASES)
 def test_every_row_of_the_matrix(judged: Any, label: str) -> None:
@@ -107,7 +106,6 @@ def test_renaming_changes_no_verdict(judged: Any, renaming: ModuleType, label: s
     assert_renaming_changes_nothing(judged, renaming, label)
 
 
-@pytest.mark.redteam
 @pytest.mark.slow
 @pytest.mark.parametrize("label", CASES)
 def test_renaming_changes_no_verdict_of_all(judged: Any, renaming: ModuleType, label: str) -> None:

@@ -97,7 +97,7 @@ def test_every_case_gets_its_declared_verdict(evaluator: Evaluator, shared_dir: 
         _assert_still_works(evaluator, folder)
 
 
-@pytest.mark.redteam
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _cpu_cases() or ["(none at hand)"])
 def test_renaming_changes_no_declared_verdict(
     evaluator: Evaluator, shared_dir: Path, renaming: ModuleType, name: str
