@@ -17,8 +17,8 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 help:
 	@echo "make demo         train a small policy end to end on this machine's CPU (about 10 minutes)"
 	@echo "make test         the tests that CI runs"
-	@echo "make test-slow    soak, chaos and size tests"
-	@echo "make redteam      every CPU red-team case (needs KONTRAST_SHARED), the mutation matrix"
+	@echo "make test-slow    soak, chaos and size tests, every defence turned off in turn"
+	@echo "make redteam      every CPU red-team case (needs KONTRAST_SHARED)"
 	@echo "make bench        benchmarks that print tables"
 	@echo "make lint         ruff, mypy, import-linter, generated documents"
 	@echo "make docs         writes docs/cli.md and docs/config.md"

@@ -1,7 +1,7 @@
 """Every defence is needed, and no honest candidate suffers from any: the evaluator judged with defences off.
 
 The cases lie in `own_cases/<defence>/<name>.toml`; `scripts/mutation_matrix.py` turns the defences off. Some rows run
-in the ordinary tests, the whole matrix under the markers `redteam` and `slow`. Verdicts must also survive a renaming
+in the ordinary tests, the whole matrix under the marker `slow`. Verdicts must also survive a renaming
 of everything that a candidate defines.
 """
 
