@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from deploy.cli.panel import brief
 from tasks.errors import KontrastError, UsageError
 from tasks.records import Candidate, Evaluation, Task
 
@@ -135,15 +136,8 @@ def run_lines(request: Request, lines: Sequence[Line], stream: IO[str], *, make:
             stream.write(json.dumps(result, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n")
             stream.flush()
             written += 1
-            typer.echo(f"{written}/{len(lines)} {lines[written - 1].id} {_brief(done)}", err=True)
+            typer.echo(f"{written}/{len(lines)} {lines[written - 1].id} {brief(done)}", err=True)
     return 3 if unscored else 0
-
-
-def _brief(evaluation: Evaluation) -> str:
-    measured = evaluation.measurement
-    if evaluation.outcome == "accepted" and measured is not None:
-        return f"accepted {measured.speedup:.3g}x ({measured.ci_low:.3g} to {measured.ci_high:.3g})"
-    return f"{evaluation.outcome} {evaluation.reason}: {evaluation.message[:120]}"
 
 
 def _serially(request: Request, lines: Sequence[Line], make: MakeJudge) -> Iterator[tuple[int, Evaluation]]:

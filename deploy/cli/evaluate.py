@@ -17,6 +17,7 @@ _SEED = "Draw inputs as an earlier evaluation did; printed with each rejection."
 _CONTROL = "Measure the task's reference against itself this often, instead of a candidate."
 _BATCH = 'File of lines {"id", "task", "candidate"}, each a path, an id or source text.'
 _OUT = "Where --batch writes its lines; standard output without it."
+_SHAPES = 'File of lines such as {"batch_size": 16, "dim": 1024}: values for the constants of the task\'s file.'
 
 
 @app.command()
@@ -30,6 +31,7 @@ def evaluate(
     size: Annotated[str, typer.Option("--size", help=_SIZE, show_default=False)] = "",
     kernelbench: Annotated[str, typer.Option("--kernelbench", help=_KERNELBENCH, show_default=False)] = "",
     seed: Annotated[str, typer.Option("--seed", help=_SEED, show_default=False)] = "",
+    shapes: Annotated[str, typer.Option("--shapes", help=_SHAPES, show_default=False)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     control: Annotated[int, typer.Option("--control", min=0, help=_CONTROL)] = 0,
     batch: Annotated[str, typer.Option("--batch", help=_BATCH, show_default=False)] = "",
@@ -46,10 +48,10 @@ def evaluate(
 
     request = Request(
         device=device, protocol=protocol, rules=rules, dtype=dtype, size=size, kernelbench=kernelbench, seed=seed,
-        evaluators=evaluators,
+        evaluators=evaluators, shapes=shapes,
     )  # fmt: skip
     if control:
-        stray = candidate or batch or out or seed
+        stray = candidate or batch or out or seed or shapes
         raise typer.Exit(evaluate_controls(request, task, control, as_json=as_json, stray=stray))
     if batch:
         raise typer.Exit(evaluate_batch(request, batch, out, stray=task or candidate))

@@ -16,14 +16,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, get_args
 
+import typer
+
 from tasks.errors import UsageError
-from tasks.records import Candidate, Evaluation, Task
+from tasks.records import Candidate, Evaluation, Sweep, Task
 from tasks.records import evaluation as words
 from tasks.records.base import stable_json
 from tasks.records.task import Precision
+from tasks.shapes import shape_words
 
 EXIT_CODES = {"accepted": 0, "rejected": 1, "unscored": 3}
 MAX_CANDIDATE_BYTES = 1 << 20
@@ -57,6 +61,7 @@ class Request:
     kernelbench: str = ""
     seed: str = ""
     evaluators: int = 1
+    shapes: str = ""
 
     def __post_init__(self) -> None:
         _one_of("--protocol", self.protocol, get_args(words.Protocol))
@@ -104,7 +109,7 @@ class Request:
         for flag, value, default in (
             ("--device", self.device, "cpu"), ("--protocol", self.protocol, "sequential"),
             ("--rules", self.rules, "strict"), ("--dtype", self.dtype, "fp32"), ("--size", self.size, ""),
-            ("--kernelbench", self.kernelbench, ""), ("--seed", seed, ""),
+            ("--kernelbench", self.kernelbench, ""), ("--shapes", self.shapes, ""), ("--seed", seed, ""),
         ):  # fmt: skip
             command += [flag, value] if value != default else []
         return shlex.join(command)
@@ -175,28 +180,63 @@ def make_judge(device: str, settings: dict[str, Any]) -> AbstractContextManager[
     return judge
 
 
+@dataclass(frozen=True)
+class Work:
+    """What the files of a request said when they were read."""
+
+    candidate: Candidate
+    tasks: tuple[tuple[dict[str, Any], Task], ...]
+    """Shapes and their tasks; one empty shape where none were asked for."""
+
+
+def read_work(request: Request, task_reference: str, candidate_reference: str) -> Work:
+    """Reads and checks everything that is to be evaluated. Raises UsageError."""
+    from deploy.cli.shapes import read_shapes
+
+    task = request.task(task_reference)
+    candidate = read_candidate(candidate_reference, task)
+    return Work(candidate, tuple(read_shapes(Path(request.shapes), task) if request.shapes else [({}, task)]))
+
+
+def run_work(request: Request, work: Work, judge: Judge) -> Iterator[Evaluation]:
+    """One evaluation a shape, in the order of the shapes."""
+    for shape, task in work.tasks:
+        evaluation = judge.evaluate(task, work.candidate, seed=request.seed_bytes)
+        yield evaluation.model_copy(update={"shape": shape})
+
+
 def evaluate_one(
     request: Request, task_reference: str, candidate_reference: str, *, as_json: bool, out: str = "",
     make: MakeJudge = make_judge,
 ) -> int:  # fmt: skip
-    """Evaluates one candidate and prints the result; returns the exit code. Raises UsageError."""
+    """Evaluates one candidate, on one shape or several, and prints the result; returns the exit code.
+
+    Raises UsageError.
+    """
     if not task_reference or not candidate_reference:
         raise UsageError("give a task and a candidate, or --batch FILE: see kontrast evaluate --help")
     if out or request.evaluators > 1:
         raise UsageError("--out and --evaluators belong to --batch: leave them out for one candidate")
-    task = request.task(task_reference)
-    candidate = read_candidate(candidate_reference, task)
+    from deploy.cli.panel import brief, print_panel, print_sweep
+
+    work = read_work(request, task_reference, candidate_reference)
+    evaluations: list[Evaluation] = []
     with results_stream() as stream:
         with make(request.device, request.settings) as judge:
-            evaluation = judge.evaluate(task, candidate, seed=request.seed_bytes)
+            for evaluation in run_work(request, work, judge):
+                evaluations.append(evaluation)
+                if request.shapes:
+                    shape = shape_words(evaluation.shape)
+                    typer.echo(f"{len(evaluations)}/{len(work.tasks)} {shape}: {brief(evaluation)}", err=True)
+        again = partial(request.reproduce, task_reference, candidate_reference)
+        result = Sweep.of(evaluations) if request.shapes else evaluations[0]
         if as_json:
-            stream.write(evaluation.to_json() + "\n")
+            stream.write(result.to_json() + "\n")
+        elif isinstance(result, Sweep):
+            print_sweep(result, stream, again)
         else:
-            from deploy.cli.panel import print_panel
-
-            seed = str(evaluation.detail.get("seed") or "")
-            print_panel(evaluation, stream, command=request.reproduce(task_reference, candidate_reference, seed))
-    return EXIT_CODES[evaluation.outcome]
+            print_panel(result, stream, command=again(str(result.detail.get("seed") or "")))
+    return EXIT_CODES[result.outcome]
 
 
 def evaluate_controls(
@@ -242,6 +282,8 @@ def evaluate_batch(request: Request, batch: str, out: str, *, stray: str = "", m
         raise UsageError(f"unexpected argument {stray}: with --batch, tasks and candidates come from its lines")
     if request.seed:
         raise UsageError("--seed reproduces one evaluation: leave it out with --batch")
+    if request.shapes:
+        raise UsageError("--shapes belongs to one candidate: leave it out with --batch")
     lines = read_lines(request, Path(batch))
     with _output(out) as stream:
         return run_lines(request, lines, stream, make=make)

@@ -85,6 +85,8 @@ class Evaluation(Record):
     """The timed pairs as measured, by column (`evaluator.timing.record`); empty where nothing was timed."""
     seed_commitment: str = ""
     """Hash of the secret seed of this evaluation; the seed itself is in `detail` once the verdict stands."""
+    shape: dict[str, Any] = Field(default_factory=dict)
+    """Constants of the task that were set to other values for this evaluation."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
