@@ -18,6 +18,7 @@ _CONTROL = "Measure the task's reference against itself this often, instead of a
 _BATCH = 'File of lines {"id", "task", "candidate"}, each a path, an id or source text.'
 _OUT = "Where --batch writes its lines; standard output without it."
 _SHAPES = 'File of lines such as {"batch_size": 16, "dim": 1024}: values for the constants of the task\'s file.'
+_WATCH = "Evaluate again after each save of a file, one line each time, until Ctrl-C."
 
 
 @app.command()
@@ -32,6 +33,7 @@ def evaluate(
     kernelbench: Annotated[str, typer.Option("--kernelbench", help=_KERNELBENCH, show_default=False)] = "",
     seed: Annotated[str, typer.Option("--seed", help=_SEED, show_default=False)] = "",
     shapes: Annotated[str, typer.Option("--shapes", help=_SHAPES, show_default=False)] = "",
+    watch: Annotated[bool, typer.Option("--watch", help=_WATCH)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     control: Annotated[int, typer.Option("--control", min=0, help=_CONTROL)] = 0,
     batch: Annotated[str, typer.Option("--batch", help=_BATCH, show_default=False)] = "",
@@ -45,17 +47,20 @@ def evaluate(
     off by its own controls, 3 when none was measured.
     """
     from deploy.cli.evaluation import Request, evaluate_batch, evaluate_controls, evaluate_one
+    from tasks.errors import UsageError
 
     request = Request(
         device=device, protocol=protocol, rules=rules, dtype=dtype, size=size, kernelbench=kernelbench, seed=seed,
         evaluators=evaluators, shapes=shapes,
     )  # fmt: skip
+    if watch and (control or batch):
+        raise UsageError("--watch watches one candidate: leave --batch and --control out")
     if control:
         stray = candidate or batch or out or seed or shapes
         raise typer.Exit(evaluate_controls(request, task, control, as_json=as_json, stray=stray))
     if batch:
         raise typer.Exit(evaluate_batch(request, batch, out, stray=task or candidate))
-    raise typer.Exit(evaluate_one(request, task, candidate, as_json=as_json, out=out))
+    raise typer.Exit(evaluate_one(request, task, candidate, as_json=as_json, out=out, watch=watch))
 
 
 if __name__ == "__main__":

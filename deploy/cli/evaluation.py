@@ -45,6 +45,9 @@ class Judge(Protocol):
         """Measures the reference against itself."""
 
 
+Result = Evaluation | Sweep
+"""What one candidate gets: an evaluation, or with `--shapes` one for each shape and their summary."""
+
 MakeJudge = Callable[[str, dict[str, Any]], AbstractContextManager[Judge]]
 """From a device's name and the evaluator's settings to an evaluator."""
 
@@ -198,45 +201,64 @@ def read_work(request: Request, task_reference: str, candidate_reference: str) -
     return Work(candidate, tuple(read_shapes(Path(request.shapes), task) if request.shapes else [({}, task)]))
 
 
-def run_work(request: Request, work: Work, judge: Judge) -> Iterator[Evaluation]:
-    """One evaluation a shape, in the order of the shapes."""
+def result_of(
+    request: Request, work: Work, judge: Judge, told: Callable[[Evaluation], None] = lambda _: None
+) -> Result:
+    """Evaluates every shape; `told` hears of each evaluation as soon as it is there."""
+    evaluations = []
     for shape, task in work.tasks:
         evaluation = judge.evaluate(task, work.candidate, seed=request.seed_bytes)
-        yield evaluation.model_copy(update={"shape": shape})
+        evaluations.append(evaluation.model_copy(update={"shape": shape}))
+        told(evaluations[-1])
+    return Sweep.of(evaluations) if request.shapes else evaluations[0]
 
 
 def evaluate_one(
     request: Request, task_reference: str, candidate_reference: str, *, as_json: bool, out: str = "",
-    make: MakeJudge = make_judge,
+    watch: bool = False, make: MakeJudge = make_judge,
 ) -> int:  # fmt: skip
     """Evaluates one candidate, on one shape or several, and prints the result; returns the exit code.
 
-    Raises UsageError.
+    With `watch` it does so after each save. Raises UsageError.
     """
     if not task_reference or not candidate_reference:
         raise UsageError("give a task and a candidate, or --batch FILE: see kontrast evaluate --help")
     if out or request.evaluators > 1:
         raise UsageError("--out and --evaluators belong to --batch: leave them out for one candidate")
-    from deploy.cli.panel import brief, print_panel, print_sweep
+    if watch:
+        from deploy.cli.watch import evaluate_watch
 
+        if as_json:
+            raise UsageError("--json prints one object: leave it out with --watch, which prints a line each time")
+        return evaluate_watch(request, task_reference, candidate_reference, make=make)
     work = read_work(request, task_reference, candidate_reference)
-    evaluations: list[Evaluation] = []
     with results_stream() as stream:
         with make(request.device, request.settings) as judge:
-            for evaluation in run_work(request, work, judge):
-                evaluations.append(evaluation)
-                if request.shapes:
-                    shape = shape_words(evaluation.shape)
-                    typer.echo(f"{len(evaluations)}/{len(work.tasks)} {shape}: {brief(evaluation)}", err=True)
+            result = result_of(request, work, judge, _progress(len(work.tasks)) if request.shapes else lambda _: None)
         again = partial(request.reproduce, task_reference, candidate_reference)
-        result = Sweep.of(evaluations) if request.shapes else evaluations[0]
         if as_json:
             stream.write(result.to_json() + "\n")
         elif isinstance(result, Sweep):
+            from deploy.cli.panel import print_sweep
+
             print_sweep(result, stream, again)
         else:
+            from deploy.cli.panel import print_panel
+
             print_panel(result, stream, command=again(str(result.detail.get("seed") or "")))
     return EXIT_CODES[result.outcome]
+
+
+def _progress(count: int) -> Callable[[Evaluation], None]:
+    """Says on standard error how far a sweep is."""
+    from deploy.cli.panel import brief
+
+    numbers = iter(range(1, count + 1))
+
+    def told(evaluation: Evaluation) -> None:
+        typer.echo(f"{next(numbers)}/{count} {shape_words(evaluation.shape)}: {brief(evaluation)}", err=True)
+
+    return told
 
 
 def evaluate_controls(

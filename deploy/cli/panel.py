@@ -73,6 +73,15 @@ def brief(evaluation: Evaluation) -> str:
     return f"{evaluation.outcome} {evaluation.reason}: {evaluation.message[:120]}"
 
 
+def sweep_brief(sweep: Sweep) -> str:
+    """One line: the outcome over all shapes, the geometric mean and the worst."""
+    text = f"{sweep.outcome}, {sweep.accepted} of {len(sweep.evaluations)} shapes accepted"
+    if sweep.geometric_mean is not None and sweep.worst is not None:
+        worst = f"worst {sweep.worst:.3g}x at {shape_words(sweep.worst_shape)}"
+        text += f", geometric mean {sweep.geometric_mean:.3g}x, {worst}"
+    return text
+
+
 def print_sweep(sweep: Sweep, stream: IO[str], again: Callable[[str], str]) -> None:
     """Writes the table of all shapes, their geometric mean and the worst; `again` makes a command of a seed.
 
