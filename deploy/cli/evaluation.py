@@ -38,7 +38,9 @@ Size = Literal["cpu", "gpu"]
 class Judge(Protocol):
     """The part of `evaluator.Evaluator` that is used here."""
 
-    def evaluate(self, task: Task, candidate: Candidate, *, seed: bytes | None = None) -> Evaluation:
+    def evaluate(
+        self, task: Task, candidate: Candidate, *, seed: bytes | None = None, against: Candidate | None = None
+    ) -> Evaluation:
         """Judges one candidate."""
 
     def control(self, task: Task) -> Evaluation:
@@ -65,6 +67,7 @@ class Request:
     seed: str = ""
     evaluators: int = 1
     shapes: str = ""
+    against: str = ""
 
     def __post_init__(self) -> None:
         _one_of("--protocol", self.protocol, get_args(words.Protocol))
@@ -112,7 +115,8 @@ class Request:
         for flag, value, default in (
             ("--device", self.device, "cpu"), ("--protocol", self.protocol, "sequential"),
             ("--rules", self.rules, "strict"), ("--dtype", self.dtype, "fp32"), ("--size", self.size, ""),
-            ("--kernelbench", self.kernelbench, ""), ("--shapes", self.shapes, ""), ("--seed", seed, ""),
+            ("--kernelbench", self.kernelbench, ""), ("--shapes", self.shapes, ""),
+            ("--against", self.against, ""), ("--seed", seed, ""),
         ):  # fmt: skip
             command += [flag, value] if value != default else []
         return shlex.join(command)
@@ -190,15 +194,25 @@ class Work:
     candidate: Candidate
     tasks: tuple[tuple[dict[str, Any], Task], ...]
     """Shapes and their tasks; one empty shape where none were asked for."""
+    against: Candidate | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the evaluator is told beside task and candidate."""
+        return {} if self.against is None else {"against": self.against}
 
 
 def read_work(request: Request, task_reference: str, candidate_reference: str) -> Work:
     """Reads and checks everything that is to be evaluated. Raises UsageError."""
     from deploy.cli.shapes import read_shapes
 
+    if candidate_reference == request.against == "-":
+        raise UsageError("candidate and --against cannot both come from standard input: give one of them as a file")
     task = request.task(task_reference)
     candidate = read_candidate(candidate_reference, task)
-    return Work(candidate, tuple(read_shapes(Path(request.shapes), task) if request.shapes else [({}, task)]))
+    against = read_candidate(request.against, task) if request.against else None
+    shapes = read_shapes(Path(request.shapes), task) if request.shapes else [({}, task)]
+    return Work(candidate, tuple(shapes), against)
 
 
 def result_of(
@@ -207,7 +221,7 @@ def result_of(
     """Evaluates every shape; `told` hears of each evaluation as soon as it is there."""
     evaluations = []
     for shape, task in work.tasks:
-        evaluation = judge.evaluate(task, work.candidate, seed=request.seed_bytes)
+        evaluation = judge.evaluate(task, work.candidate, seed=request.seed_bytes, **work.options)
         evaluations.append(evaluation.model_copy(update={"shape": shape}))
         told(evaluations[-1])
     return Sweep.of(evaluations) if request.shapes else evaluations[0]
@@ -304,8 +318,9 @@ def evaluate_batch(request: Request, batch: str, out: str, *, stray: str = "", m
         raise UsageError(f"unexpected argument {stray}: with --batch, tasks and candidates come from its lines")
     if request.seed:
         raise UsageError("--seed reproduces one evaluation: leave it out with --batch")
-    if request.shapes:
-        raise UsageError("--shapes belongs to one candidate: leave it out with --batch")
+    for flag, value in (("--shapes", request.shapes), ("--against", request.against)):
+        if value:
+            raise UsageError(f"{flag} belongs to one candidate: leave it out with --batch")
     lines = read_lines(request, Path(batch))
     with _output(out) as stream:
         return run_lines(request, lines, stream, make=make)

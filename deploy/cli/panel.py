@@ -21,6 +21,8 @@ from tasks.shapes import shape_words
 STYLES = {"accepted": "green", "rejected": "red", "unscored": "yellow"}
 _MAX_COMPILER_LINES = 12
 _TABLE_WIDTH = 120
+_OVER = {"eager": "reference", "candidate": "other"}
+"""What the speedup is over, by what the reference arm ran."""
 
 
 def print_panel(evaluation: Evaluation, stream: IO[str], *, command: str = "") -> None:
@@ -59,7 +61,8 @@ def title(evaluation: Evaluation) -> str:
     """`accepted  1.73x  procedural:row_norm/17 on cpu` or `rejected: incorrect  ...`."""
     head: str = evaluation.outcome
     if evaluation.outcome == "accepted" and evaluation.measurement is not None:
-        head += f"  {_times(evaluation.measurement.speedup)}"
+        over = "" if evaluation.baseline == "eager" else f" over the {_OVER[evaluation.baseline]}"
+        head += f"  {_times(evaluation.measurement.speedup)}{over}"
     elif evaluation.reason:
         head += f": {evaluation.reason}"
     return f"{head}  {evaluation.task_id} on {evaluation.device_type}"
@@ -100,7 +103,8 @@ def print_sweep(sweep: Sweep, stream: IO[str], again: Callable[[str], str]) -> N
 def sweep_panel(sweep: Sweep) -> RenderableType:
     """The panel of a sweep: one row a shape, then what holds over all."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("shape", "outcome", "speedup", "interval", "reference", "candidate"):
+    over = _OVER[sweep.evaluations[0].baseline]
+    for name in ("shape", "outcome", "speedup", "interval", over, "candidate"):
         table.add_column(name, overflow="fold", no_wrap=name != "shape")
     for one in sweep.evaluations:
         cells = [shape_words(one.shape), f"{one.outcome}: {one.reason}" if one.reason else one.outcome]
@@ -111,9 +115,9 @@ def sweep_panel(sweep: Sweep) -> RenderableType:
         table.add_row(*map(Text, cells))
     parts: list[RenderableType] = [table, ""]
     count = len(sweep.evaluations)
-    over = "all" if sweep.accepted == count else f"the {sweep.accepted} accepted of"
+    among = "all" if sweep.accepted == count else f"the {sweep.accepted} accepted of"
     if sweep.geometric_mean is not None and sweep.worst is not None:
-        parts.append(Text(f"geometric mean  {_times(sweep.geometric_mean)} over {over} {count} shapes"))
+        parts.append(Text(f"geometric mean  {_times(sweep.geometric_mean)} over {among} {count} shapes"))
         parts.append(Text(f"worst           {_times(sweep.worst)} at {shape_words(sweep.worst_shape)}"))
     parts += [
         Text(f"{shape_words(one.shape)}: {one.message}") for one in sweep.evaluations if one.outcome != "accepted"
@@ -129,7 +133,7 @@ def sweep_panel(sweep: Sweep) -> RenderableType:
 
 def _rows(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
     if evaluation.measurement is not None:
-        yield from _measured(evaluation.measurement)
+        yield from _measured(evaluation.measurement, _OVER[evaluation.baseline])
     yield from _wrong_value(evaluation.detail)
     for name, key in (("defence", "defence"), ("seed", "seed")):
         if evaluation.outcome != "accepted" and evaluation.detail.get(key):
@@ -138,6 +142,8 @@ def _rows(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
         yield "also", ", ".join(map(str, evaluation.detail["also"]))
     if evaluation.outcome != "accepted":
         yield "at step", evaluation.step
+    if evaluation.against:
+        yield "pairs", f"the other candidate ({evaluation.against[:12]}) and this one, each checked by the reference"
     if evaluation.labels:
         yield "labels", ", ".join(evaluation.labels)
     yield "rules", f"{evaluation.rules}, protocol {evaluation.protocol}, {evaluation.precision}"
@@ -146,10 +152,10 @@ def _rows(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
         yield "seconds", ", ".join(f"{step} {value:.2f}" for step, value in evaluation.seconds_by_step.items())
 
 
-def _measured(measurement: Measurement) -> Iterator[tuple[str, str]]:
+def _measured(measurement: Measurement, over: str) -> Iterator[tuple[str, str]]:
     low, high = _times(measurement.ci_low), _times(measurement.ci_high)
     yield "speedup", f"{_times(measurement.speedup)}, {measurement.confidence:.0%} interval {low} to {high}"
-    yield "reference", f"{_ms(measurement.reference_ms)} a call ({measurement.definition})"
+    yield over, f"{_ms(measurement.reference_ms)} a call ({measurement.definition})"
     yield "candidate", f"{_ms(measurement.candidate_ms)} a call"
     confirmed = ", confirmed on fresh seeds" if measurement.confirmed else ""
     placements = f"{measurement.placements} placement{'s' if measurement.placements > 1 else ''}"

@@ -66,15 +66,15 @@ def evaluate_watch(
 
 def watched_files(request: Request, task_reference: str, candidate_reference: str) -> list[Path]:
     """The files that the evaluation is made of. Raises UsageError when there is none, or one is not there."""
-    if candidate_reference == "-":
-        raise UsageError("--watch cannot watch standard input: give the candidate as a file")
+    if "-" in (candidate_reference, request.against):
+        raise UsageError("--watch cannot watch standard input: give candidates as files")
     if request.seed:
         raise UsageError("--seed reproduces one evaluation: leave it out with --watch")
     if request.protocol == "paper":
         raise UsageError("--protocol paper takes half an hour each time: leave it out with --watch")
     named = [
         reference
-        for reference in (task_reference, candidate_reference, request.shapes)
+        for reference in (task_reference, candidate_reference, request.shapes, request.against)
         if reference and not reference.startswith(("kernelbench:", "procedural:", "seed:"))
     ]
     if not named:
