@@ -1,4 +1,6 @@
-"""Two candidates of one task against each other: both checked against the reference, then timed in pairs.
+"""A candidate against an opponent: both checked against the reference, then timed in pairs with each other.
+
+The opponent is another candidate, or the reference run in another way (`evaluator.baselines`).
 
 Invariants: each candidate has a server, a reference arm and arenas of its own, and both get the same draws; every timed
 call of either is compared with its own reference arm's; in a pair both reference arms run first, untimed, so that the
@@ -11,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from evaluator.baselines import Opponent
 from evaluator.bench import Bench, Draw, Style
 from evaluator.flow import Flow, Gate
 from evaluator.judgement.facts import TimerFacts
@@ -114,13 +117,15 @@ class DuelFlow(Flow):
     """One evaluation of one candidate whose timed pair is another candidate and this one."""
 
     def __init__(
-        self, evaluator: Evaluator, task: Task, candidate: Candidate, other: Candidate, *, config: EvaluatorConfig,
+        self, evaluator: Evaluator, task: Task, candidate: Candidate, opponent: Opponent, *, config: EvaluatorConfig,
         confirm: bool, seed: bytes | None = None,
     ) -> None:  # fmt: skip
         super().__init__(evaluator, task, candidate, config=config, confirm=confirm, seed=seed, seats=2)
-        self._other_source = other
+        self._opponent = opponent
+        rule = {**config.rule, **opponent.rule}
         self._other = Flow(
-            evaluator, task, other, config=config, confirm=False, seed=self._seed, seat=1, seats=2
+            evaluator, task, opponent.candidate, config=config.model_copy(update={"rule": rule}), confirm=False,
+            seed=self._seed, seat=1, seats=2,
         )  # fmt: skip
         self._duel: Duel | None = None
         self._other_evaluation: Evaluation | None = None
@@ -155,10 +160,12 @@ class DuelFlow(Flow):
         """The other candidate is why there is nothing to compare with."""
         self._other._end_sides()
         found = self._other_evaluation = self._other._concluded()
+        words, advice = self._opponent.words, self._opponent.advice
         if found.outcome == "rejected":
-            self._give_up("other_rejected", f"The other candidate was rejected ({found.reason}): {found.message}")
+            text = f"{words} was rejected ({found.reason}): {found.message}{advice}"
+            self._give_up(self._opponent.failed, text[0].upper() + text[1:])
         else:
-            self._give_up("evaluator_lost", f"The other candidate could not be evaluated: {found.message}")
+            self._give_up("evaluator_lost", f"Nothing to compare with: {words} is unscored: {found.message}")
 
     def _end_sides(self) -> None:
         super()._end_sides()
@@ -174,9 +181,11 @@ class DuelFlow(Flow):
 
     def _evaluation(self) -> Evaluation:
         evaluation = super()._evaluation()
-        update: dict[str, Any] = {"baseline": "candidate", "against": self._other_source.content_hash}
+        update: dict[str, Any] = {"baseline": self._opponent.baseline}
+        if self._opponent.baseline == "candidate":
+            update["against"] = self._opponent.candidate.content_hash
         if evaluation.outcome == "accepted" and evaluation.measurement is not None:
-            update["message"] = _message(evaluation.measurement)
+            update["message"] = _message(evaluation.measurement, self._opponent.words)
         if self._other_evaluation is not None:
             about = self._other_evaluation
             found = {"reason": about.reason, "step": about.step, "message": about.message, "detail": about.detail}
@@ -184,8 +193,8 @@ class DuelFlow(Flow):
         return evaluation.model_copy(update=update)
 
 
-def _message(measurement: Measurement) -> str:
+def _message(measurement: Measurement, words: str) -> str:
     return (
-        f"Both right on every call; {measurement.speedup:.3g}x the other candidate's speed "
+        f"Both right on every call; {measurement.speedup:.3g}x the speed of {words} "
         f"({measurement.ci_low:.3g} to {measurement.ci_high:.3g})."
     )

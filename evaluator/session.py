@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from evaluator import metrics
+from evaluator.baselines import baseline_of, rival
 from evaluator.compile import CompilePool, Toolchain, discover
 from evaluator.compile.routes import arch_of
 from evaluator.config import EvaluatorConfig
@@ -22,8 +23,9 @@ from evaluator.timing.turns import Arm, ArmFault
 from evaluator.worker import allocator
 from evaluator.worker.process import Zygote
 from evaluator.worker.wire import read_text, write_text
+from tasks.errors import UsageError
 from tasks.records import Candidate, Evaluation, Task
-from tasks.records.evaluation import Protocol
+from tasks.records.evaluation import Baseline, Protocol
 
 if TYPE_CHECKING:
     from evaluator.device_cuda import Gauges
@@ -93,19 +95,28 @@ class Evaluator:
     def evaluate(
         self, task: Task, candidate: Candidate, *, confirm: bool = False, seed: bytes | None = None,
         protocol: Protocol | None = None, against: Candidate | None = None,
+        baseline: Baseline = "eager",
     ) -> Evaluation:  # fmt: skip
         """Judges one candidate against one task; never raises for what the candidate does.
 
         With `confirm` an accepted speedup is measured again on fresh seeds, as it is above `timing.confirm_above`.
         `seed` draws the inputs of an earlier evaluation again (its `detail["seed"]`); without it they are secret.
         `protocol` is used instead of the configured one. With another candidate in `against` both are checked against
-        the reference and timed against each other: the speedup is over that candidate.
+        the reference and timed against each other: the speedup is over that candidate. With another `baseline` it is
+        over the reference run in that way. Raises UsageError for a baseline that this device has not.
         """
         config = self.config if protocol is None else self.config.model_copy(update={"protocol": protocol})
-        if against is None:
+        opponent = rival(against) if against is not None else None
+        if baseline == "graph" and not self.device.runtime:
+            raise UsageError("--baseline graph needs a CUDA device: give --device cuda, or --baseline compile")
+        if baseline == "compile" and not self.device.runtime and not self.toolchain().cxx:
+            raise UsageError("--baseline compile needs a C++ compiler on a CPU: install g++, or give --baseline eager")
+        if opponent is None and baseline in ("compile", "graph"):
+            opponent = baseline_of(task, baseline)
+        if opponent is None:
             flow = Flow(self, task, candidate, config=config, confirm=confirm, seed=seed)
         else:
-            flow = DuelFlow(self, task, candidate, against, config=config, confirm=confirm, seed=seed)
+            flow = DuelFlow(self, task, candidate, opponent, config=config, confirm=confirm, seed=seed)
         evaluation = flow.run()
         metrics.count(evaluation, flow.waited_s)
         return evaluation

@@ -143,7 +143,7 @@ def run_lines(request: Request, lines: Sequence[Line], stream: IO[str], *, make:
 def _serially(request: Request, lines: Sequence[Line], make: MakeJudge) -> Iterator[tuple[int, Evaluation]]:
     with make(request.device, request.settings) as judge:
         for number, line in enumerate(lines):
-            yield number, judge.evaluate(line.task, line.candidate)
+            yield number, judge.evaluate(line.task, line.candidate, **request.options)
 
 
 def _in_processes(request: Request, lines: Sequence[Line]) -> Iterator[tuple[int, Evaluation]]:
@@ -189,7 +189,7 @@ class _Worker:
         self.left = [number for number, _ in share]
         self.exit_code = 1
         jobs = [(number, line.task.to_json(), line.candidate.to_json()) for number, line in share]
-        self._process = context.Process(target=_work, args=(theirs, os.getpid(), device, request.settings, jobs))
+        self._process = context.Process(target=_work, args=(theirs, os.getpid(), device, request, jobs))
         self._process.start()
         theirs.close()
 
@@ -213,9 +213,7 @@ class _Worker:
             self._process.join()
 
 
-def _work(
-    results: Connection, owner: int, device: str, settings: dict[str, Any], jobs: list[tuple[int, str, str]]
-) -> None:
+def _work(results: Connection, owner: int, device: str, request: Request, jobs: list[tuple[int, str, str]]) -> None:
     from deploy.cli.evaluation import make_judge
     from tasks.lifeline import die_with_parent
 
@@ -224,9 +222,9 @@ def _work(
         return
     os.dup2(2, 1)
     try:
-        with make_judge(device, settings) as judge:
+        with make_judge(device, request.settings) as judge:
             for number, task, candidate in jobs:
-                evaluation = judge.evaluate(Task.from_json(task), Candidate.from_json(candidate))
+                evaluation = judge.evaluate(Task.from_json(task), Candidate.from_json(candidate), **request.options)
                 results.send((number, evaluation.to_json()))
     except KontrastError as error:
         results.send(str(error))

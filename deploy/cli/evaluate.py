@@ -19,6 +19,7 @@ _BATCH = 'File of lines {"id", "task", "candidate"}, each a path, an id or sourc
 _OUT = "Where --batch writes its lines; standard output without it."
 _SHAPES = 'File of lines such as {"batch_size": 16, "dim": 1024}: values for the constants of the task\'s file.'
 _AGAINST = "Another candidate: both are checked, then timed in pairs with each other instead of the reference."
+_BASELINE = "How the timed reference runs: eager, compile (torch.compile) or graph (a CUDA graph; cuda only)."
 _WATCH = "Evaluate again after each save of a file, one line each time, until Ctrl-C."
 
 
@@ -35,6 +36,7 @@ def evaluate(
     seed: Annotated[str, typer.Option("--seed", help=_SEED, show_default=False)] = "",
     shapes: Annotated[str, typer.Option("--shapes", help=_SHAPES, show_default=False)] = "",
     against: Annotated[str, typer.Option("--against", help=_AGAINST, show_default=False)] = "",
+    baseline: Annotated[str, typer.Option("--baseline", help=_BASELINE)] = "eager",
     watch: Annotated[bool, typer.Option("--watch", help=_WATCH)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     control: Annotated[int, typer.Option("--control", min=0, help=_CONTROL)] = 0,
@@ -54,11 +56,13 @@ def evaluate(
 
     request = Request(
         device=device, protocol=protocol, rules=rules, dtype=dtype, size=size, kernelbench=kernelbench, seed=seed,
-        evaluators=evaluators, shapes=shapes, against=against,
+        evaluators=evaluators, shapes=shapes, against=against, baseline=baseline,
     )  # fmt: skip
     if watch and (control or batch):
         raise UsageError("--watch watches one candidate: leave --batch and --control out")
     if control:
+        if baseline != "eager":
+            raise UsageError("--control times the reference against itself: leave --baseline out")
         stray = candidate or batch or out or seed or shapes or against
         raise typer.Exit(evaluate_controls(request, task, control, as_json=as_json, stray=stray))
     if batch:

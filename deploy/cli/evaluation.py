@@ -29,6 +29,7 @@ from tasks.records.base import stable_json
 from tasks.records.task import Precision
 from tasks.shapes import shape_words
 
+BASELINES = ("eager", "compile", "graph")
 EXIT_CODES = {"accepted": 0, "rejected": 1, "unscored": 3}
 MAX_CANDIDATE_BYTES = 1 << 20
 
@@ -39,8 +40,9 @@ class Judge(Protocol):
     """The part of `evaluator.Evaluator` that is used here."""
 
     def evaluate(
-        self, task: Task, candidate: Candidate, *, seed: bytes | None = None, against: Candidate | None = None
-    ) -> Evaluation:
+        self, task: Task, candidate: Candidate, *, seed: bytes | None = None, against: Candidate | None = None,
+        baseline: words.Baseline = "eager",
+    ) -> Evaluation:  # fmt: skip
         """Judges one candidate."""
 
     def control(self, task: Task) -> Evaluation:
@@ -68,6 +70,7 @@ class Request:
     evaluators: int = 1
     shapes: str = ""
     against: str = ""
+    baseline: str = "eager"
 
     def __post_init__(self) -> None:
         _one_of("--protocol", self.protocol, get_args(words.Protocol))
@@ -77,6 +80,11 @@ class Request:
             _one_of("--size", self.size, get_args(Size))
         if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", self.device):
             raise UsageError(f"there is no device {self.device!r}: give cpu, cuda or cuda:INDEX")
+        _one_of("--baseline", self.baseline, BASELINES)
+        if self.baseline == "graph" and self.device == "cpu":
+            raise UsageError("--baseline graph needs a CUDA device: give --device cuda, or --baseline compile")
+        if self.baseline != "eager" and self.against:
+            raise UsageError("--against times two candidates with each other: leave --baseline out")
         if self.seed and not re.fullmatch(r"([0-9a-f]{2}){1,64}", self.seed):
             raise UsageError(f"{self.seed!r} is no seed: give the hexadecimal digits that a rejection printed")
 
@@ -84,6 +92,11 @@ class Request:
     def settings(self) -> dict[str, Any]:
         """The evaluator's settings that the options name."""
         return {"protocol": self.protocol, "rules": self.rules}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the evaluator is asked for beside task, candidate and seed: what differs from its defaults."""
+        return {} if self.baseline == "eager" else {"baseline": self.baseline}
 
     @property
     def seed_bytes(self) -> bytes | None:
@@ -116,7 +129,7 @@ class Request:
             ("--device", self.device, "cpu"), ("--protocol", self.protocol, "sequential"),
             ("--rules", self.rules, "strict"), ("--dtype", self.dtype, "fp32"), ("--size", self.size, ""),
             ("--kernelbench", self.kernelbench, ""), ("--shapes", self.shapes, ""),
-            ("--against", self.against, ""), ("--seed", seed, ""),
+            ("--against", self.against, ""), ("--baseline", self.baseline, "eager"), ("--seed", seed, ""),
         ):  # fmt: skip
             command += [flag, value] if value != default else []
         return shlex.join(command)
@@ -196,11 +209,6 @@ class Work:
     """Shapes and their tasks; one empty shape where none were asked for."""
     against: Candidate | None = None
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What the evaluator is told beside task and candidate."""
-        return {} if self.against is None else {"against": self.against}
-
 
 def read_work(request: Request, task_reference: str, candidate_reference: str) -> Work:
     """Reads and checks everything that is to be evaluated. Raises UsageError."""
@@ -218,10 +226,16 @@ def read_work(request: Request, task_reference: str, candidate_reference: str) -
 def result_of(
     request: Request, work: Work, judge: Judge, told: Callable[[Evaluation], None] = lambda _: None
 ) -> Result:
-    """Evaluates every shape; `told` hears of each evaluation as soon as it is there."""
+    """Evaluates every shape; `told` hears of each evaluation as soon as it is there.
+
+    Raises UsageError for a baseline that does not work here.
+    """
+    options = request.options if work.against is None else {**request.options, "against": work.against}
     evaluations = []
     for shape, task in work.tasks:
-        evaluation = judge.evaluate(task, work.candidate, seed=request.seed_bytes, **work.options)
+        evaluation = judge.evaluate(task, work.candidate, seed=request.seed_bytes, **options)
+        if evaluation.reason == "baseline_failed":
+            raise UsageError(evaluation.message)
         evaluations.append(evaluation.model_copy(update={"shape": shape}))
         told(evaluations[-1])
     return Sweep.of(evaluations) if request.shapes else evaluations[0]

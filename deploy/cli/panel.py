@@ -21,7 +21,7 @@ from tasks.shapes import shape_words
 STYLES = {"accepted": "green", "rejected": "red", "unscored": "yellow"}
 _MAX_COMPILER_LINES = 12
 _TABLE_WIDTH = 120
-_OVER = {"eager": "reference", "candidate": "other"}
+_OVER = {"eager": "reference", "compile": "compiled reference", "graph": "graph of the reference", "candidate": "other"}
 """What the speedup is over, by what the reference arm ran."""
 
 

@@ -13,8 +13,8 @@ Outcome = Literal["accepted", "rejected", "unscored"]
 Step = Literal["screen", "compile", "load", "check", "probe", "time", "confirm"]
 Protocol = Literal["sequential", "reward", "paper"]
 RulesName = Literal["strict", "paper", "any"]
-Baseline = Literal["eager", "candidate"]
-"""The task's reference as it is, or another candidate."""
+Baseline = Literal["eager", "compile", "graph", "candidate"]
+"""The task's reference as it is, under torch.compile, as a CUDA graph; or another candidate."""
 
 RejectionReason = Literal[
     "incorrect", "constant_output", "hyperparameter", "precision_downgrade", "caching", "state_leak", "lazy_output",
@@ -29,6 +29,7 @@ UnscoredReason = Literal[
     "reference_failed",
     "too_large",
     "other_rejected",
+    "baseline_failed",
 ]
 Reason = RejectionReason | UnscoredReason
 
