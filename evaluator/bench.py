@@ -17,12 +17,14 @@ from evaluator.judgement.facts import CallResult, DrawKind
 from evaluator.observed import Observed
 from evaluator.sides import Side, Which
 from evaluator.timing.clock import ArmTurn
+from evaluator.timing.statistics import Pair, timer_facts
 from evaluator.worker import schema
 
 if TYPE_CHECKING:
     from evaluator.device_cuda import Gauges
     from evaluator.session import WarmReference
     from evaluator.timing.statistics import PlacementHistory
+    from evaluator.worker.process import Child
 
 Style = Literal["near", "unit", "exact"]
 """How parameters are drawn: see `evaluator.reference.parameters`."""
@@ -85,6 +87,38 @@ class Bench:
             return int(turn.end_ns)
 
         return collect
+
+    def children(self) -> list[Child]:
+        """The processes that a timing keeps busy."""
+        return [self.server.arm.child, self.candidate.arm.child, self.reference.arm.child]
+
+    def extend(self, seconds: float) -> None:
+        """Gives the candidate so much longer."""
+        self.candidate.ends_at_s += seconds
+
+    def call_ns(self) -> float:
+        """What a call of the slower arm takes: the reference's call, measured at its admission, and what the
+        candidate's quickest turn took more than the reference's.
+
+        A turn of few calls is mostly the judge's own overhead, and one alone may have waited for a processor. Bursts
+        that are short for it keep their few inputs in the caches: a candidate that lives on memory reads up to twice
+        as fast.
+        """
+        reference_s, candidate_s = self.reference.quickest_call_s, self.candidate.quickest_call_s
+        return 1e6 * float(self.server.opened["call_ms"]) + 1e9 * max(0.0, candidate_s - reference_s)
+
+    @property
+    def reloads(self) -> bool:
+        """Whether parameters change in the middle of a timing."""
+        return self.observed.parameters == "loaded" and not self.each and "parameter_tracking" in self.on
+
+    def use_bases(self, secret: int) -> None:
+        """New base draws for the inputs of timed calls."""
+        self.server.ask({"op": "bases", "secret": secret})
+
+    def timed(self, pairs: Sequence[Pair]) -> None:
+        """Notes what all pairs of a timing show of the candidate's timer."""
+        self.observed.timers = timer_facts(pairs)
 
     def secret(self) -> int:
         """A new secret seed."""
@@ -168,8 +202,12 @@ class Bench:
             reference = self.run_reference(calls)
         if "every_call" in self.on or self.observed.step not in ("time", "confirm"):
             self.compare(results)
-        self.observed.memory(self.candidate.arm.watch(), len(draws))
+        self.watch_memory(len(draws))
+        return reference, candidate
+
+    def watch_memory(self, calls: int) -> None:
+        """Notes the memory that the sides hold after so many more calls."""
+        self.observed.memory(self.candidate.arm.watch(), calls)
         if self.gauges is not None:
             used = [self.gauges.used_bytes(side.arm.child.pid) for side in (self.candidate, self.reference)]
             self.observed.device_memory(*used)
-        return reference, candidate

@@ -11,7 +11,7 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,8 @@ from tasks.records.evaluation import Step, UnscoredReason
 
 if TYPE_CHECKING:
     from evaluator.config import EvaluatorConfig
-    from evaluator.session import Evaluator, WarmReference
+    from evaluator.duel import Duel
+    from evaluator.session import Evaluator, Seat, WarmReference
 
 
 class Gate:
@@ -60,9 +61,11 @@ class Flow:
 
     def __init__(
         self, evaluator: Evaluator, task: Task, candidate: Candidate, *, config: EvaluatorConfig, confirm: bool,
-        seed: bytes | None = None,
+        seed: bytes | None = None, seat: Seat = 0, seats: int = 1,
     ) -> None:  # fmt: skip
         self._evaluator = evaluator
+        self._seat: Seat = seat
+        self._seats = seats
         self._config = config
         self._task = task
         self._candidate = candidate
@@ -80,7 +83,15 @@ class Flow:
     def run(self) -> Evaluation:
         """Evaluates; never raises for what the candidate does."""
         try:
-            self._steps()
+            self._guarded(self._steps)
+        finally:
+            self._end_sides()
+        return self._concluded()
+
+    def _guarded(self, steps: Callable[[], None]) -> bool:
+        """Runs steps; whether they came to their end. What ended them is noted."""
+        try:
+            steps()
         except Ended:
             if self._observed.ending is not None and self._zygote_died():
                 self._observed.ending = None  # the worker died of it, in its own turn
@@ -91,8 +102,12 @@ class Flow:
             self._give_up("sandbox_unavailable", str(error))
         except (DeviceBusy, ProcessLost) as error:
             self._give_up("evaluator_lost", str(error))
-        finally:
-            self._end_sides()
+        else:
+            return True
+        return False
+
+    def _concluded(self) -> Evaluation:
+        """The verdict, once both sides are gone."""
         self._check_device()
         self._note_builds()
         return self._evaluation()
@@ -111,6 +126,11 @@ class Flow:
             self._seconds["compile"] = sum(result.seconds for result in self._desk.results)
 
     def _steps(self) -> None:
+        bench, slots = self._prepare()
+        self._time(bench, slots)
+
+    def _prepare(self) -> tuple[Bench, int]:
+        """Everything before the timing; the bench, and how many calls its arenas hold."""
         with self._step("screen"):
             self._observed.screen = screen(self._candidate, self._task)
             self._observed.news()
@@ -119,7 +139,7 @@ class Flow:
             server = self._server()
         opened = server.opened
         self._observed.bytes_per_call(opened["bytes_per_call"])
-        slots, free_bytes = loading.slots(opened, self._evaluator.device)
+        slots, free_bytes = loading.slots(opened, self._evaluator.device, self._seats)
         if not slots:
             needed = 2 * opened["bytes_per_call"] >> 20
             free = free_bytes >> 20
@@ -134,24 +154,27 @@ class Flow:
             checking.check(bench, self._gate, self._config.check_draws)
         with self._step("probe"):
             checking.probe(bench, self._gate)
-        paper = self._config.protocol == "paper"
-        bench.candidate.ends_at_s += self._config.timing.paper_window_s if paper else self._config.timing.cap_s
+        return bench, slots
+
+    def _time(self, bench: Bench | Duel, slots: int) -> None:
+        """Times, and confirms where that is due."""
+        timing = self._config.timing
+        bench.extend(timing.paper_window_s if self._config.protocol == "paper" else timing.cap_s)
         with self._step("time"), self._exclusive(bench):
             measuring.measure(bench, self._gate, self._evaluator.device, self._config, slots)
-        speedup = self._observed.measured_speedup()
-        if self._confirm or speedup > self._config.timing.confirm_above:
+        if self._confirm or self._observed.measured_speedup() > timing.confirm_above:
             with self._step("confirm"), self._exclusive(bench):
-                bench.candidate.ends_at_s += 2 * self._config.timing.cap_s
+                bench.extend(2 * timing.cap_s)
                 measuring.confirm(bench, self._gate, self._evaluator.device, self._config, slots)
 
     def _server(self) -> WarmReference:
         """The warm server, free of the last candidate; a new one where it died since."""
-        server = self._evaluator.reference(self._task)
+        server = self._evaluator.reference(self._task, self._seat)
         try:
             server.ask({"op": "forget"})
         except ReferenceFailed:
-            self._evaluator.drop_reference()
-            server = self._evaluator.reference(self._task)
+            self._evaluator.drop_reference(self._seat)
+            server = self._evaluator.reference(self._task, self._seat)
             server.ask({"op": "forget"})
         return server
 
@@ -187,11 +210,11 @@ class Flow:
         self._desk.open = False
 
     @contextmanager
-    def _exclusive(self, bench: Bench) -> Iterator[None]:
+    def _exclusive(self, bench: Bench | Duel) -> Iterator[None]:
         """Holds the device and, where permitted, puts arms and server before everybody else on their cores."""
-        children = [bench.server.arm.child, *(side.arm.child for side in self._sides)]
+        children = bench.children()
         with self._evaluator.lock.held(self._config.lock_timeout_s) as waited_s:
-            self._sides[1].ends_at_s += waited_s
+            bench.extend(waited_s)
             self.waited_s += waited_s
             for child in children:
                 child.prefer(True)

@@ -86,15 +86,17 @@ def open_devices(bench: Bench) -> None:
             raise SandboxUnavailable(f"a confined worker cannot use the device: {text}") from error
 
 
-def slots(opened: dict[str, Any], device: Device) -> tuple[int, int]:
+def slots(opened: dict[str, Any], device: Device, seats: int = 1) -> tuple[int, int]:
     """How many calls' inputs and outputs the arenas hold, 0 when the task does not fit; and the free bytes.
+
+    So many seats, each with a server and arenas of its own, share what is free.
 
     An accelerator's memory is what was free when the reference was opened, this machine's what is free now.
     """
     if device.runtime:
-        free = int(opened["free_bytes"])
+        free = int(opened["free_bytes"]) // seats
         return slots_on_device(opened["bytes_per_call"], opened["leaves"], free, opened["call_ms"]), free
-    free = free_bytes()
+    free = free_bytes() // seats
     return slots_for(opened["bytes_per_call"], opened["leaves"], free), free
 
 

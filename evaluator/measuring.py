@@ -16,18 +16,19 @@ from evaluator.judgement.facts import Confirmation
 from evaluator.timing import hygiene, protocols
 from evaluator.timing.clock import Disturbances, calls_per_turn, pair_of
 from evaluator.timing.plans import Stop, TimingResult
-from evaluator.timing.statistics import Pair, checked, timer_facts
+from evaluator.timing.statistics import Pair, checked
 
 if TYPE_CHECKING:
     from evaluator.config import EvaluatorConfig
     from evaluator.device import Device
+    from evaluator.duel import Duel
     from evaluator.flow import Gate
 
 
-def settings(config: EvaluatorConfig, bench: Bench, slots: int, reload: bool) -> protocols.TimingSettings:
+def settings(config: EvaluatorConfig, bench: Bench | Duel, slots: int, reload: bool) -> protocols.TimingSettings:
     """The protocol's numbers for this task and candidate."""
     timing = config.timing
-    low, high = calls_per_turn(_call_ns(bench), slots)
+    low, high = calls_per_turn(bench.call_ns(), slots)
     half_width = timing.reward_half_width if config.protocol == "reward" else timing.half_width
     return protocols.TimingSettings(
         half_width=half_width, confidence=timing.confidence, cap_s=timing.cap_s, calls_low=low, calls_high=high,
@@ -35,7 +36,7 @@ def settings(config: EvaluatorConfig, bench: Bench, slots: int, reload: bool) ->
     )  # fmt: skip
 
 
-def measure(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> None:
+def measure(bench: Bench | Duel, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> None:
     """Runs the protocol to its end; leaves measurement and timer facts in the observed. Raises Ended."""
     result = _run(bench, gate, device, config, slots)
     observed = bench.observed
@@ -46,15 +47,14 @@ def measure(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, s
     gate.pass_or_end()
 
 
-def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> TimingResult:
-    reload = bench.observed.parameters == "loaded" and not bench.each and "parameter_tracking" in bench.on
-    numbers = settings(config, bench, slots, reload)
+def _run(bench: Bench | Duel, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> TimingResult:
+    numbers = settings(config, bench, slots, bench.reloads)
     most = min(slots, numbers.calls_high)
     protocol = protocols.create(
         config.protocol, random.Random(bench.secret()), numbers, history=bench.history,
         reference_ms=bench.server.opened["call_ms"], window_s=config.timing.paper_window_s,
     )  # fmt: skip
-    bench.server.ask({"op": "bases", "secret": bench.secret()})
+    bench.use_bases(bench.secret())
     pairs: list[Pair] = []
     cores = 0 if device.runtime else len(device.arm_cores)
     placement, disturbances, begin = -1, Disturbances(), time.monotonic()
@@ -78,30 +78,19 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
         protocol.feed(pairs[-1])
         gate.pass_or_end()
     result = protocol.result(device.type)
-    bench.observed.timers = timer_facts(pairs)
+    bench.timed(pairs)
     if readings:
         measurement = result.measurement.model_copy(update={"clocks": hygiene.summary(readings)})
         return replace(result, measurement=measurement)
     return result
 
 
-def _call_ns(bench: Bench) -> float:
-    """What a call of the slower arm takes: the reference's call, measured at its admission, and what the candidate's
-    quickest turn took more than the reference's.
-
-    A turn of few calls is mostly the judge's own overhead, and one alone may have waited for a processor. Bursts that
-    are short for it keep their few inputs in the caches: a candidate that lives on memory reads up to twice as fast.
-    """
-    reference_s, candidate_s = bench.reference.quickest_call_s, bench.candidate.quickest_call_s
-    return 1e6 * float(bench.server.opened["call_ms"]) + 1e9 * max(0.0, candidate_s - reference_s)
-
-
-def _timed(bench: Bench) -> Draw:
+def _timed(bench: Bench | Duel) -> Draw:
     """Inputs of a timed call: fresh ones for the defence `stale_result`, else the same for all calls."""
     return Draw(bench.secret() if "stale_result" in bench.on else 0, mixed=True)
 
 
-def _settle(bench: Bench, calls: int) -> None:
+def _settle(bench: Bench | Duel, calls: int) -> None:
     """An untimed, compared turn of each arm after memory or parameters have changed.
 
     After a change of memory it has as many calls as any turn, so that all results that ever live at once have been
@@ -111,7 +100,7 @@ def _settle(bench: Bench, calls: int) -> None:
     bench.pair(draws, reference_first=bench.rng.random() < 0.5)
 
 
-def confirm(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> None:
+def confirm(bench: Bench | Duel, gate: Gate, device: Device, config: EvaluatorConfig, slots: int) -> None:
     """The same measurement again on fresh seeds and memory."""
     again = _run(bench, gate, device, config, slots).measurement
     bench.observed.confirmation = Confirmation(speedup=again.speedup, ci_low=again.ci_low, ci_high=again.ci_high)

@@ -7,13 +7,15 @@ import secrets
 import tempfile
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from evaluator import metrics
+from evaluator.baselines import baseline_of, rival
 from evaluator.compile import CompilePool, Toolchain, discover
 from evaluator.compile.routes import arch_of
 from evaluator.config import EvaluatorConfig
 from evaluator.device import Device, DeviceLock, open_device
+from evaluator.duel import DuelFlow
 from evaluator.flow import Flow
 from evaluator.sides import ReferenceFailed
 from evaluator.timing.statistics import PlacementHistory
@@ -21,8 +23,9 @@ from evaluator.timing.turns import Arm, ArmFault
 from evaluator.worker import allocator
 from evaluator.worker.process import Zygote
 from evaluator.worker.wire import read_text, write_text
+from tasks.errors import UsageError
 from tasks.records import Candidate, Evaluation, Task
-from tasks.records.evaluation import Protocol
+from tasks.records.evaluation import Baseline, Protocol
 
 if TYPE_CHECKING:
     from evaluator.device_cuda import Gauges
@@ -36,6 +39,10 @@ _INDUCTOR = {
 
 _ADMISSIONS = 256
 """Admissions kept, so that going back to a task costs no oracle."""
+
+
+Seat = Literal[0, 1]
+"""One warm reference for each candidate that is timed at once."""
 
 
 class WarmReference:
@@ -71,7 +78,7 @@ class Evaluator:
         self.history: PlacementHistory | None = None
         """Placement variance of earlier controls on this device type; enough of it makes timings shorter."""
         self._zygote: Zygote | None = None
-        self._reference: WarmReference | None = None
+        self._references: dict[Seat, WarmReference] = {}
         self._pool: CompilePool | None = None
         self._gauges: Gauges | None = None
         self._admissions: dict[str, str] = {}
@@ -87,16 +94,29 @@ class Evaluator:
 
     def evaluate(
         self, task: Task, candidate: Candidate, *, confirm: bool = False, seed: bytes | None = None,
-        protocol: Protocol | None = None,
+        protocol: Protocol | None = None, against: Candidate | None = None,
+        baseline: Baseline = "eager",
     ) -> Evaluation:  # fmt: skip
         """Judges one candidate against one task; never raises for what the candidate does.
 
         With `confirm` an accepted speedup is measured again on fresh seeds, as it is above `timing.confirm_above`.
         `seed` draws the inputs of an earlier evaluation again (its `detail["seed"]`); without it they are secret.
-        `protocol` is used instead of the configured one.
+        `protocol` is used instead of the configured one. With another candidate in `against` both are checked against
+        the reference and timed against each other: the speedup is over that candidate. With another `baseline` it is
+        over the reference run in that way. Raises UsageError for a baseline that this device has not.
         """
         config = self.config if protocol is None else self.config.model_copy(update={"protocol": protocol})
-        flow = Flow(self, task, candidate, config=config, confirm=confirm, seed=seed)
+        opponent = rival(against) if against is not None else None
+        if baseline == "graph" and not self.device.runtime:
+            raise UsageError("--baseline graph needs a CUDA device: give --device cuda, or --baseline compile")
+        if baseline == "compile" and not self.device.runtime and not self.toolchain().cxx:
+            raise UsageError("--baseline compile needs a C++ compiler on a CPU: install g++, or give --baseline eager")
+        if opponent is None and baseline in ("compile", "graph"):
+            opponent = baseline_of(task, baseline)
+        if opponent is None:
+            flow = Flow(self, task, candidate, config=config, confirm=confirm, seed=seed)
+        else:
+            flow = DuelFlow(self, task, candidate, opponent, config=config, confirm=confirm, seed=seed)
         evaluation = flow.run()
         metrics.count(evaluation, flow.waited_s)
         return evaluation
@@ -124,12 +144,12 @@ class Evaluator:
             metrics.RESTARTS.labels(self.device.type).inc()
         return self._zygote
 
-    def reference(self, task: Task) -> WarmReference:
+    def reference(self, task: Task, seat: Seat = 0) -> WarmReference:
         """The warm reference of a task; raises ReferenceFailed."""
-        warm = self._reference
+        warm = self._references.get(seat)
         if warm is not None and warm.task.content_hash == task.content_hash and warm.arm.child.alive():
             return warm
-        self.drop_reference()
+        self.drop_reference(seat)
         settings = {"cores": list(self.device.judge_cores), "runtime": self.device.runtime}
         arm = Arm(self.zygote().spawn_reference(settings), trusted=True)
         arm.child.stop()
@@ -139,7 +159,7 @@ class Evaluator:
         except ReferenceFailed:
             arm.child.kill()
             raise
-        self._reference = warm
+        self._references[seat] = warm
         return warm
 
     def _open(self, warm: WarmReference) -> None:
@@ -196,11 +216,12 @@ class Evaluator:
         """A descriptor with the text, to be closed by the caller."""
         return memory_file(text)
 
-    def drop_reference(self) -> None:
-        """Ends the reference server."""
-        if self._reference is not None:
-            self._reference.arm.child.kill()
-            self._reference = None
+    def drop_reference(self, seat: Seat | None = None) -> None:
+        """Ends the reference server of a seat, of all for None."""
+        for one in list(self._references) if seat is None else [seat]:
+            warm = self._references.pop(one, None)
+            if warm is not None:
+                warm.arm.child.kill()
 
     def close_processes(self) -> None:
         """Ends all processes; the next evaluation starts new ones."""

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from deploy.cli.panel import brief
 from tasks.errors import KontrastError, UsageError
 from tasks.records import Candidate, Evaluation, Task
 
@@ -135,21 +136,14 @@ def run_lines(request: Request, lines: Sequence[Line], stream: IO[str], *, make:
             stream.write(json.dumps(result, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n")
             stream.flush()
             written += 1
-            typer.echo(f"{written}/{len(lines)} {lines[written - 1].id} {_brief(done)}", err=True)
+            typer.echo(f"{written}/{len(lines)} {lines[written - 1].id} {brief(done)}", err=True)
     return 3 if unscored else 0
-
-
-def _brief(evaluation: Evaluation) -> str:
-    measured = evaluation.measurement
-    if evaluation.outcome == "accepted" and measured is not None:
-        return f"accepted {measured.speedup:.3g}x ({measured.ci_low:.3g} to {measured.ci_high:.3g})"
-    return f"{evaluation.outcome} {evaluation.reason}: {evaluation.message[:120]}"
 
 
 def _serially(request: Request, lines: Sequence[Line], make: MakeJudge) -> Iterator[tuple[int, Evaluation]]:
     with make(request.device, request.settings) as judge:
         for number, line in enumerate(lines):
-            yield number, judge.evaluate(line.task, line.candidate)
+            yield number, judge.evaluate(line.task, line.candidate, **request.options)
 
 
 def _in_processes(request: Request, lines: Sequence[Line]) -> Iterator[tuple[int, Evaluation]]:
@@ -195,7 +189,7 @@ class _Worker:
         self.left = [number for number, _ in share]
         self.exit_code = 1
         jobs = [(number, line.task.to_json(), line.candidate.to_json()) for number, line in share]
-        self._process = context.Process(target=_work, args=(theirs, os.getpid(), device, request.settings, jobs))
+        self._process = context.Process(target=_work, args=(theirs, os.getpid(), device, request, jobs))
         self._process.start()
         theirs.close()
 
@@ -219,9 +213,7 @@ class _Worker:
             self._process.join()
 
 
-def _work(
-    results: Connection, owner: int, device: str, settings: dict[str, Any], jobs: list[tuple[int, str, str]]
-) -> None:
+def _work(results: Connection, owner: int, device: str, request: Request, jobs: list[tuple[int, str, str]]) -> None:
     from deploy.cli.evaluation import make_judge
     from tasks.lifeline import die_with_parent
 
@@ -230,9 +222,9 @@ def _work(
         return
     os.dup2(2, 1)
     try:
-        with make_judge(device, settings) as judge:
+        with make_judge(device, request.settings) as judge:
             for number, task, candidate in jobs:
-                evaluation = judge.evaluate(Task.from_json(task), Candidate.from_json(candidate))
+                evaluation = judge.evaluate(Task.from_json(task), Candidate.from_json(candidate), **request.options)
                 results.send((number, evaluation.to_json()))
     except KontrastError as error:
         results.send(str(error))

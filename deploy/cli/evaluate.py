@@ -17,6 +17,10 @@ _SEED = "Draw inputs as an earlier evaluation did; printed with each rejection."
 _CONTROL = "Measure the task's reference against itself this often, instead of a candidate."
 _BATCH = 'File of lines {"id", "task", "candidate"}, each a path, an id or source text.'
 _OUT = "Where --batch writes its lines; standard output without it."
+_SHAPES = 'File of lines such as {"batch_size": 16, "dim": 1024}: values for the constants of the task\'s file.'
+_AGAINST = "Another candidate: both are checked, then timed in pairs with each other instead of the reference."
+_BASELINE = "How the timed reference runs: eager, compile (torch.compile) or graph (a CUDA graph; cuda only)."
+_WATCH = "Evaluate again after each save of a file, one line each time, until Ctrl-C."
 
 
 @app.command()
@@ -30,6 +34,10 @@ def evaluate(
     size: Annotated[str, typer.Option("--size", help=_SIZE, show_default=False)] = "",
     kernelbench: Annotated[str, typer.Option("--kernelbench", help=_KERNELBENCH, show_default=False)] = "",
     seed: Annotated[str, typer.Option("--seed", help=_SEED, show_default=False)] = "",
+    shapes: Annotated[str, typer.Option("--shapes", help=_SHAPES, show_default=False)] = "",
+    against: Annotated[str, typer.Option("--against", help=_AGAINST, show_default=False)] = "",
+    baseline: Annotated[str, typer.Option("--baseline", help=_BASELINE)] = "eager",
+    watch: Annotated[bool, typer.Option("--watch", help=_WATCH)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     control: Annotated[int, typer.Option("--control", min=0, help=_CONTROL)] = 0,
     batch: Annotated[str, typer.Option("--batch", help=_BATCH, show_default=False)] = "",
@@ -39,21 +47,27 @@ def evaluate(
     """Judge a candidate against its reference: is it right on secret inputs, and how much faster is it?
 
     Exit code 0: accepted (with --batch: every line got an evaluation). 1: rejected. 2: bad usage or unreadable input.
-    3: unscored, since something of the machine failed and not the candidate. With --control: 0, 1 when the evaluator is
-    off by its own controls, 3 when none was measured.
+    3: unscored, since something of the machine failed and not the candidate, or since the one of --against was
+    rejected. With --shapes it is that of the worst shape: rejected on any, else unscored on any. With --watch: 0 after
+    Ctrl-C. With --control: 0, 1 when the evaluator is off by its own controls, 3 when none was measured.
     """
     from deploy.cli.evaluation import Request, evaluate_batch, evaluate_controls, evaluate_one
+    from tasks.errors import UsageError
 
     request = Request(
         device=device, protocol=protocol, rules=rules, dtype=dtype, size=size, kernelbench=kernelbench, seed=seed,
-        evaluators=evaluators,
+        evaluators=evaluators, shapes=shapes, against=against, baseline=baseline,
     )  # fmt: skip
+    if watch and (control or batch):
+        raise UsageError("--watch watches one candidate: leave --batch and --control out")
     if control:
-        stray = candidate or batch or out or seed
+        if baseline != "eager":
+            raise UsageError("--control times the reference against itself: leave --baseline out")
+        stray = candidate or batch or out or seed or shapes or against
         raise typer.Exit(evaluate_controls(request, task, control, as_json=as_json, stray=stray))
     if batch:
         raise typer.Exit(evaluate_batch(request, batch, out, stray=task or candidate))
-    raise typer.Exit(evaluate_one(request, task, candidate, as_json=as_json, out=out))
+    raise typer.Exit(evaluate_one(request, task, candidate, as_json=as_json, out=out, watch=watch))
 
 
 if __name__ == "__main__":

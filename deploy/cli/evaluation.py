@@ -16,15 +16,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, get_args
 
+import typer
+
 from tasks.errors import UsageError
-from tasks.records import Candidate, Evaluation, Task
+from tasks.records import Candidate, Evaluation, Sweep, Task
 from tasks.records import evaluation as words
 from tasks.records.base import stable_json
 from tasks.records.task import Precision
+from tasks.shapes import shape_words
 
+BASELINES = ("eager", "compile", "graph")
 EXIT_CODES = {"accepted": 0, "rejected": 1, "unscored": 3}
 MAX_CANDIDATE_BYTES = 1 << 20
 
@@ -34,12 +39,18 @@ Size = Literal["cpu", "gpu"]
 class Judge(Protocol):
     """The part of `evaluator.Evaluator` that is used here."""
 
-    def evaluate(self, task: Task, candidate: Candidate, *, seed: bytes | None = None) -> Evaluation:
+    def evaluate(
+        self, task: Task, candidate: Candidate, *, seed: bytes | None = None, against: Candidate | None = None,
+        baseline: words.Baseline = "eager",
+    ) -> Evaluation:  # fmt: skip
         """Judges one candidate."""
 
     def control(self, task: Task) -> Evaluation:
         """Measures the reference against itself."""
 
+
+Result = Evaluation | Sweep
+"""What one candidate gets: an evaluation, or with `--shapes` one for each shape and their summary."""
 
 MakeJudge = Callable[[str, dict[str, Any]], AbstractContextManager[Judge]]
 """From a device's name and the evaluator's settings to an evaluator."""
@@ -57,6 +68,9 @@ class Request:
     kernelbench: str = ""
     seed: str = ""
     evaluators: int = 1
+    shapes: str = ""
+    against: str = ""
+    baseline: str = "eager"
 
     def __post_init__(self) -> None:
         _one_of("--protocol", self.protocol, get_args(words.Protocol))
@@ -66,6 +80,11 @@ class Request:
             _one_of("--size", self.size, get_args(Size))
         if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", self.device):
             raise UsageError(f"there is no device {self.device!r}: give cpu, cuda or cuda:INDEX")
+        _one_of("--baseline", self.baseline, BASELINES)
+        if self.baseline == "graph" and self.device == "cpu":
+            raise UsageError("--baseline graph needs a CUDA device: give --device cuda, or --baseline compile")
+        if self.baseline != "eager" and self.against:
+            raise UsageError("--against times two candidates with each other: leave --baseline out")
         if self.seed and not re.fullmatch(r"([0-9a-f]{2}){1,64}", self.seed):
             raise UsageError(f"{self.seed!r} is no seed: give the hexadecimal digits that a rejection printed")
 
@@ -73,6 +92,11 @@ class Request:
     def settings(self) -> dict[str, Any]:
         """The evaluator's settings that the options name."""
         return {"protocol": self.protocol, "rules": self.rules}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the evaluator is asked for beside task, candidate and seed: what differs from its defaults."""
+        return {} if self.baseline == "eager" else {"baseline": self.baseline}
 
     @property
     def seed_bytes(self) -> bytes | None:
@@ -104,7 +128,8 @@ class Request:
         for flag, value, default in (
             ("--device", self.device, "cpu"), ("--protocol", self.protocol, "sequential"),
             ("--rules", self.rules, "strict"), ("--dtype", self.dtype, "fp32"), ("--size", self.size, ""),
-            ("--kernelbench", self.kernelbench, ""), ("--seed", seed, ""),
+            ("--kernelbench", self.kernelbench, ""), ("--shapes", self.shapes, ""),
+            ("--against", self.against, ""), ("--baseline", self.baseline, "eager"), ("--seed", seed, ""),
         ):  # fmt: skip
             command += [flag, value] if value != default else []
         return shlex.join(command)
@@ -175,28 +200,93 @@ def make_judge(device: str, settings: dict[str, Any]) -> AbstractContextManager[
     return judge
 
 
+@dataclass(frozen=True)
+class Work:
+    """What the files of a request said when they were read."""
+
+    candidate: Candidate
+    tasks: tuple[tuple[dict[str, Any], Task], ...]
+    """Shapes and their tasks; one empty shape where none were asked for."""
+    against: Candidate | None = None
+
+
+def read_work(request: Request, task_reference: str, candidate_reference: str) -> Work:
+    """Reads and checks everything that is to be evaluated. Raises UsageError."""
+    from deploy.cli.shapes import read_shapes
+
+    if candidate_reference == request.against == "-":
+        raise UsageError("candidate and --against cannot both come from standard input: give one of them as a file")
+    task = request.task(task_reference)
+    candidate = read_candidate(candidate_reference, task)
+    against = read_candidate(request.against, task) if request.against else None
+    shapes = read_shapes(Path(request.shapes), task) if request.shapes else [({}, task)]
+    return Work(candidate, tuple(shapes), against)
+
+
+def result_of(
+    request: Request, work: Work, judge: Judge, told: Callable[[Evaluation], None] = lambda _: None
+) -> Result:
+    """Evaluates every shape; `told` hears of each evaluation as soon as it is there.
+
+    Raises UsageError for a baseline that does not work here.
+    """
+    options = request.options if work.against is None else {**request.options, "against": work.against}
+    evaluations = []
+    for shape, task in work.tasks:
+        evaluation = judge.evaluate(task, work.candidate, seed=request.seed_bytes, **options)
+        if evaluation.reason == "baseline_failed":
+            raise UsageError(evaluation.message)
+        evaluations.append(evaluation.model_copy(update={"shape": shape}))
+        told(evaluations[-1])
+    return Sweep.of(evaluations) if request.shapes else evaluations[0]
+
+
 def evaluate_one(
     request: Request, task_reference: str, candidate_reference: str, *, as_json: bool, out: str = "",
-    make: MakeJudge = make_judge,
+    watch: bool = False, make: MakeJudge = make_judge,
 ) -> int:  # fmt: skip
-    """Evaluates one candidate and prints the result; returns the exit code. Raises UsageError."""
+    """Evaluates one candidate, on one shape or several, and prints the result; returns the exit code.
+
+    With `watch` it does so after each save. Raises UsageError.
+    """
     if not task_reference or not candidate_reference:
         raise UsageError("give a task and a candidate, or --batch FILE: see kontrast evaluate --help")
     if out or request.evaluators > 1:
         raise UsageError("--out and --evaluators belong to --batch: leave them out for one candidate")
-    task = request.task(task_reference)
-    candidate = read_candidate(candidate_reference, task)
+    if watch:
+        from deploy.cli.watch import evaluate_watch
+
+        if as_json:
+            raise UsageError("--json prints one object: leave it out with --watch, which prints a line each time")
+        return evaluate_watch(request, task_reference, candidate_reference, make=make)
+    work = read_work(request, task_reference, candidate_reference)
     with results_stream() as stream:
         with make(request.device, request.settings) as judge:
-            evaluation = judge.evaluate(task, candidate, seed=request.seed_bytes)
+            result = result_of(request, work, judge, _progress(len(work.tasks)) if request.shapes else lambda _: None)
+        again = partial(request.reproduce, task_reference, candidate_reference)
         if as_json:
-            stream.write(evaluation.to_json() + "\n")
+            stream.write(result.to_json() + "\n")
+        elif isinstance(result, Sweep):
+            from deploy.cli.panel import print_sweep
+
+            print_sweep(result, stream, again)
         else:
             from deploy.cli.panel import print_panel
 
-            seed = str(evaluation.detail.get("seed") or "")
-            print_panel(evaluation, stream, command=request.reproduce(task_reference, candidate_reference, seed))
-    return EXIT_CODES[evaluation.outcome]
+            print_panel(result, stream, command=again(str(result.detail.get("seed") or "")))
+    return EXIT_CODES[result.outcome]
+
+
+def _progress(count: int) -> Callable[[Evaluation], None]:
+    """Says on standard error how far a sweep is."""
+    from deploy.cli.panel import brief
+
+    numbers = iter(range(1, count + 1))
+
+    def told(evaluation: Evaluation) -> None:
+        typer.echo(f"{next(numbers)}/{count} {shape_words(evaluation.shape)}: {brief(evaluation)}", err=True)
+
+    return told
 
 
 def evaluate_controls(
@@ -242,6 +332,9 @@ def evaluate_batch(request: Request, batch: str, out: str, *, stray: str = "", m
         raise UsageError(f"unexpected argument {stray}: with --batch, tasks and candidates come from its lines")
     if request.seed:
         raise UsageError("--seed reproduces one evaluation: leave it out with --batch")
+    for flag, value in (("--shapes", request.shapes), ("--against", request.against)):
+        if value:
+            raise UsageError(f"{flag} belongs to one candidate: leave it out with --batch")
     lines = read_lines(request, Path(batch))
     with _output(out) as stream:
         return run_lines(request, lines, stream, make=make)

@@ -6,7 +6,7 @@ never read as markup.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from rich import box
@@ -15,10 +15,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tasks.records import Evaluation, Measurement
+from tasks.records import Evaluation, Measurement, Sweep
+from tasks.shapes import shape_words
 
 STYLES = {"accepted": "green", "rejected": "red", "unscored": "yellow"}
 _MAX_COMPILER_LINES = 12
+_TABLE_WIDTH = 120
+_OVER = {"eager": "reference", "compile": "compiled reference", "graph": "graph of the reference", "candidate": "other"}
+"""What the speedup is over, by what the reference arm ran."""
 
 
 def print_panel(evaluation: Evaluation, stream: IO[str], *, command: str = "") -> None:
@@ -57,15 +61,79 @@ def title(evaluation: Evaluation) -> str:
     """`accepted  1.73x  procedural:row_norm/17 on cpu` or `rejected: incorrect  ...`."""
     head: str = evaluation.outcome
     if evaluation.outcome == "accepted" and evaluation.measurement is not None:
-        head += f"  {_times(evaluation.measurement.speedup)}"
+        over = "" if evaluation.baseline == "eager" else f" over the {_OVER[evaluation.baseline]}"
+        head += f"  {_times(evaluation.measurement.speedup)}{over}"
     elif evaluation.reason:
         head += f": {evaluation.reason}"
     return f"{head}  {evaluation.task_id} on {evaluation.device_type}"
 
 
+def brief(evaluation: Evaluation) -> str:
+    """One line: the outcome with the speedup and its interval, or with the reason."""
+    measured = evaluation.measurement
+    if evaluation.outcome == "accepted" and measured is not None:
+        return f"accepted {measured.speedup:.3g}x ({measured.ci_low:.3g} to {measured.ci_high:.3g})"
+    return f"{evaluation.outcome} {evaluation.reason}: {evaluation.message[:120]}"
+
+
+def sweep_brief(sweep: Sweep) -> str:
+    """One line: the outcome over all shapes, the geometric mean and the worst."""
+    text = f"{sweep.outcome}, {sweep.accepted} of {len(sweep.evaluations)} shapes accepted"
+    if sweep.geometric_mean is not None and sweep.worst is not None:
+        worst = f"worst {sweep.worst:.3g}x at {shape_words(sweep.worst_shape)}"
+        text += f", geometric mean {sweep.geometric_mean:.3g}x, {worst}"
+    return text
+
+
+def print_sweep(sweep: Sweep, stream: IO[str], again: Callable[[str], str]) -> None:
+    """Writes the table of all shapes, their geometric mean and the worst; `again` makes a command of a seed.
+
+    Plain text without a terminal.
+    """
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _TABLE_WIDTH)
+    console.print(sweep_panel(sweep))
+    for one in sweep.evaluations:
+        if _reproducible(one):
+            text = f"Again with the inputs of {shape_words(one.shape)}: {again(str(one.detail['seed']))}"
+            console.print(Text(text), soft_wrap=True)
+
+
+def sweep_panel(sweep: Sweep) -> RenderableType:
+    """The panel of a sweep: one row a shape, then what holds over all."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    over = _OVER[sweep.evaluations[0].baseline]
+    for name in ("shape", "outcome", "speedup", "interval", over, "candidate"):
+        table.add_column(name, overflow="fold", no_wrap=name != "shape")
+    for one in sweep.evaluations:
+        cells = [shape_words(one.shape), f"{one.outcome}: {one.reason}" if one.reason else one.outcome]
+        measured = one.measurement if one.outcome == "accepted" else None
+        if measured is not None:
+            cells += [_times(measured.speedup), f"{_times(measured.ci_low)} to {_times(measured.ci_high)}"]
+            cells += [_ms(measured.reference_ms), _ms(measured.candidate_ms)]
+        table.add_row(*map(Text, cells))
+    parts: list[RenderableType] = [table, ""]
+    count = len(sweep.evaluations)
+    among = "all" if sweep.accepted == count else f"the {sweep.accepted} accepted of"
+    if sweep.geometric_mean is not None and sweep.worst is not None:
+        parts.append(Text(f"geometric mean  {_times(sweep.geometric_mean)} over {among} {count} shapes"))
+        parts.append(Text(f"worst           {_times(sweep.worst)} at {shape_words(sweep.worst_shape)}"))
+    parts += [
+        Text(f"{shape_words(one.shape)}: {one.message}") for one in sweep.evaluations if one.outcome != "accepted"
+    ]
+    first = sweep.evaluations[0]
+    parts.append(Text(f"rules {first.rules}, protocol {first.protocol}, {first.precision}, {first.device_type}"))
+    style = STYLES[sweep.outcome]
+    return Panel(
+        Group(*parts), title=Text(f"{sweep.outcome}  {count} shapes", style=f"bold {style}"), title_align="left",
+        border_style=style, box=box.ROUNDED, expand=False, padding=(0, 1),
+    )  # fmt: skip
+
+
 def _rows(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
     if evaluation.measurement is not None:
-        yield from _measured(evaluation.measurement)
+        yield from _measured(evaluation.measurement, _OVER[evaluation.baseline])
     yield from _wrong_value(evaluation.detail)
     for name, key in (("defence", "defence"), ("seed", "seed")):
         if evaluation.outcome != "accepted" and evaluation.detail.get(key):
@@ -74,6 +142,8 @@ def _rows(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
         yield "also", ", ".join(map(str, evaluation.detail["also"]))
     if evaluation.outcome != "accepted":
         yield "at step", evaluation.step
+    if evaluation.against:
+        yield "pairs", f"the other candidate ({evaluation.against[:12]}) and this one, each checked by the reference"
     if evaluation.labels:
         yield "labels", ", ".join(evaluation.labels)
     yield "rules", f"{evaluation.rules}, protocol {evaluation.protocol}, {evaluation.precision}"
@@ -82,10 +152,10 @@ def _rows(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
         yield "seconds", ", ".join(f"{step} {value:.2f}" for step, value in evaluation.seconds_by_step.items())
 
 
-def _measured(measurement: Measurement) -> Iterator[tuple[str, str]]:
+def _measured(measurement: Measurement, over: str) -> Iterator[tuple[str, str]]:
     low, high = _times(measurement.ci_low), _times(measurement.ci_high)
     yield "speedup", f"{_times(measurement.speedup)}, {measurement.confidence:.0%} interval {low} to {high}"
-    yield "reference", f"{_ms(measurement.reference_ms)} a call ({measurement.definition})"
+    yield over, f"{_ms(measurement.reference_ms)} a call ({measurement.definition})"
     yield "candidate", f"{_ms(measurement.candidate_ms)} a call"
     confirmed = ", confirmed on fresh seeds" if measurement.confirmed else ""
     placements = f"{measurement.placements} placement{'s' if measurement.placements > 1 else ''}"

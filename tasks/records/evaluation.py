@@ -13,6 +13,8 @@ Outcome = Literal["accepted", "rejected", "unscored"]
 Step = Literal["screen", "compile", "load", "check", "probe", "time", "confirm"]
 Protocol = Literal["sequential", "reward", "paper"]
 RulesName = Literal["strict", "paper", "any"]
+Baseline = Literal["eager", "compile", "graph", "candidate"]
+"""The task's reference as it is, under torch.compile, as a CUDA graph; or another candidate."""
 
 RejectionReason = Literal[
     "incorrect", "constant_output", "hyperparameter", "precision_downgrade", "caching", "state_leak", "lazy_output",
@@ -20,7 +22,14 @@ RejectionReason = Literal[
     "resource_abuse", "crash", "timeout", "compile_error", "contract", "not_confirmed", "review",
 ]  # fmt: skip
 UnscoredReason = Literal[
-    "device_fault", "evaluator_lost", "no_space", "sandbox_unavailable", "reference_failed", "too_large"
+    "device_fault",
+    "evaluator_lost",
+    "no_space",
+    "sandbox_unavailable",
+    "reference_failed",
+    "too_large",
+    "other_rejected",
+    "baseline_failed",
 ]
 Reason = RejectionReason | UnscoredReason
 
@@ -85,6 +94,12 @@ class Evaluation(Record):
     """The timed pairs as measured, by column (`evaluator.timing.record`); empty where nothing was timed."""
     seed_commitment: str = ""
     """Hash of the secret seed of this evaluation; the seed itself is in `detail` once the verdict stands."""
+    baseline: Baseline = "eager"
+    """What the timed reference arm ran, so what the speedup and `reference_ms` are over."""
+    against: str = ""
+    """Hash of the other candidate where `baseline` is `candidate`."""
+    shape: dict[str, Any] = Field(default_factory=dict)
+    """Constants of the task that were set to other values for this evaluation."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
