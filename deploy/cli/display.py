@@ -66,6 +66,7 @@ def print_result(summary: dict[str, Any], folder: str) -> None:
     typer.echo(report.plain_table(report.table_rows(summary)))
     typer.echo("")
     typer.echo(report.comparison_text(summary))
+    typer.echo(report.speed_line(summary))
     for line in report.control_lines(summary):
         typer.echo(line)
     samples, groups = summary["samples"], summary["groups"]

@@ -13,6 +13,7 @@ from typing import Any
 
 from deploy.graph.events import ControlMeasured, SampleLeft
 from deploy.graph.state import RunState
+from deploy.observe.progress import LOOP
 from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION, RECORD_SCHEMA_VERSION
 
 CONTROL_ALARM = "control_alarm"
@@ -39,8 +40,29 @@ def summarize(state: RunState, targets: Sequence[tuple[str, str]]) -> dict[str, 
         "skipped": {name: event.reason for name, event in state.skipped.items()},
         "tasks": [_task(state, task_id, device_type) for task_id, device_type in targets],
         "frozen_policy": compare(state, frozen, trained),
+        "speed": _speed(state),
         "steps": [{"epoch": e.epoch, "step": e.step, **e.metrics} for e in state.steps],
     }  # fmt: skip
+
+
+def _speed(state: RunState) -> dict[str, Any]:
+    """Where the time went. Rates are over the loop's phases; a rate without time is null."""
+    seconds = state.seconds_by_phase
+    loop_s, generating_s = sum(seconds.get(phase, 0.0) for phase in LOOP), seconds.get("generating", 0.0)
+    scored = sum(event.outcome != "cancelled" for event in state.left.values())
+    tokens = sum(event.new_tokens for event in state.left.values())
+    published: Counter[str] = Counter()
+    for publication in state.publications:
+        published.update(publication.seconds_by_phase)
+    count = len(state.publications)
+    return {
+        "seconds_by_phase": dict(seconds),
+        "samples_per_minute": 60 * scored / loop_s if loop_s else None,
+        "new_tokens": tokens,
+        "tokens_per_second_generating": tokens / generating_s if generating_s else None,
+        "publications": count,
+        "publish_seconds_by_phase": {phase: total / count for phase, total in published.items()},
+    }
 
 
 def _task(state: RunState, task_id: str, device_type: str) -> dict[str, Any]:
@@ -165,6 +187,20 @@ def control_lines(summary: dict[str, Any]) -> list[str]:
         + (f"; ALARM: {one['alarm']}" if one["alarm"] else "")
         for one in summary["controls"]
     ]
+
+
+def speed_line(summary: dict[str, Any]) -> str:
+    """Where the time went, in one line."""
+    speed = summary["speed"]
+    parts = [f"{phase} {seconds:.0f} s" for phase, seconds in speed["seconds_by_phase"].items()]
+    if speed["samples_per_minute"] is not None:
+        parts.append(f"{speed['samples_per_minute']:.3g} samples/min")
+    if speed["tokens_per_second_generating"] is not None:
+        parts.append(f"{speed['tokens_per_second_generating']:.0f} tokens/s generating")
+    if speed["publications"]:
+        each_s = sum(speed["publish_seconds_by_phase"].values())
+        parts.append(f"weights published {speed['publications']} times in {each_s:.2f} s each")
+    return f"time: {', '.join(parts)}"
 
 
 def comparison_text(summary: dict[str, Any]) -> str:

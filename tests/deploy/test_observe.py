@@ -24,6 +24,7 @@ from deploy.graph.events import (
     SampleLeft,
     SeedEvaluated,
     StepLearned,
+    VersionPublished,
     event_to_dict,
 )
 from deploy.graph.plan import RunPlan
@@ -87,6 +88,33 @@ def test_summary_by_hand() -> None:
     assert (frozen["samples"], frozen["new"], frozen["best_by_task"]) == (2, 1, {TASK: 1.2})
     assert (trained["samples"], trained["new"], trained["best_by_task"]) == (2, 1, {TASK: 1.5})
     assert json.loads(json.dumps(summary)) == summary
+
+
+def test_where_the_time_went_by_hand() -> None:
+    """Two scored samples of 30 tokens in a loop of 10 s generating and 50 s evaluating; two publications."""
+    events: list[Event] = [
+        RunOpened(run_id="r1", config_digest=""),
+        *(PhaseEntered(phase=phase, at_s=at_s) for phase, at_s in (("seeding", 100.0), ("generating", 130.0))),
+        VersionPublished(epoch=0, step=0, seconds_by_phase={"pause": 0.5, "transfer": 1.0}),
+        GroupFormed(group_id="g1", task_id=TASK, device_type="cpu", size=3, policy_step=0),
+        PhaseEntered(phase="evaluating", at_s=140.0),
+        *(SampleLeft(sample_id=f"g1/{n}", group_id="g1", outcome="accepted", new_tokens=15) for n in (0, 1)),
+        SampleLeft(sample_id="g1/2", group_id="g1", outcome="cancelled"),
+        PhaseEntered(phase="closing", at_s=190.0),
+        VersionPublished(epoch=0, step=1, seconds_by_phase={"pause": 0.1, "transfer": 2.0}),
+    ]
+    summary = report.summarize(RunState.replay(events), [])
+    assert summary["speed"] == {
+        "seconds_by_phase": {"seeding": 30.0, "generating": 10.0, "evaluating": 50.0}, "samples_per_minute": 2.0,
+        "new_tokens": 30, "tokens_per_second_generating": 3.0, "publications": 2,
+        "publish_seconds_by_phase": {"pause": 0.3, "transfer": 1.5},
+    }  # fmt: skip
+    assert report.speed_line(summary) == (
+        "time: seeding 30 s, generating 10 s, evaluating 50 s, 2 samples/min, 3 tokens/s generating, "
+        "weights published 2 times in 1.80 s each"
+    )
+    empty = report.summarize(RunState.replay([]), [])
+    assert empty["speed"]["samples_per_minute"] is None
 
 
 def controls(alarms: tuple[str, ...]) -> list[Event]:
