@@ -255,7 +255,8 @@ def timer_facts(pairs: Sequence[Pair], *, slowdown_log: float = 0.0, slowdown_er
 
     A turn's span is its native burst plus an overhead that both arms pay. What the candidate's overhead has more than
     the reference's, in the trimmed mean, is time that its native timer did not show; added to its claim it gives the
-    time that cannot be forged. The error is the scatter of both overheads, the candidate's counted up to three times
+    time that cannot be forged. Overheads are taken at the mean number of calls: delivery, and time that is hidden, grow
+    with the calls. The error is the scatter of both overheads, the candidate's counted up to three times
     the reference's, so that it cannot widen the error at will, plus a fixed allowance for what differs between two
     processes.
     """
@@ -268,7 +269,10 @@ def timer_facts(pairs: Sequence[Pair], *, slowdown_log: float = 0.0, slowdown_er
     )
     if len(good) < 2:
         return facts
-    own_overheads, other_overheads = zip(*(_overheads(pair) for pair in good), strict=True)
+    own_overheads, other_overheads = (
+        _levelled([pair.calls for pair in good], overheads)
+        for overheads in zip(*(_overheads(pair) for pair in good), strict=True)
+    )
     own, own_error, degrees = trimmed_mean(own_overheads, OVERHEAD_TRIM)
     other, other_error, _ = trimmed_mean(other_overheads, OVERHEAD_TRIM)
     scatter = math.hypot(own_error, min(other_error, 3 * own_error))
@@ -289,6 +293,16 @@ def timer_facts(pairs: Sequence[Pair], *, slowdown_log: float = 0.0, slowdown_er
             "span_error_log": error_ns / seen,
         }
     )
+
+
+def _levelled(calls: Sequence[int], values: Sequence[float]) -> list[float]:
+    """The values at the mean number of calls, by least squares; as they are where the number never changes."""
+    mean = math.fsum(calls) / len(calls)
+    spread = math.fsum((count - mean) ** 2 for count in calls)
+    if spread == 0:
+        return list(values)
+    slope = math.fsum((count - mean) * value for count, value in zip(calls, values, strict=True)) / spread
+    return [value - slope * (count - mean) for count, value in zip(calls, values, strict=True)]
 
 
 def _overheads(pair: Pair) -> tuple[float, float]:

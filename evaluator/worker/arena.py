@@ -40,10 +40,10 @@ class Arena:
 
     device = torch.device("cpu")
 
-    def __init__(self, descriptor: int, nbytes: int) -> None:
+    def __init__(self, descriptor: int, nbytes: int, flags: int = mmap.MAP_SHARED) -> None:
         self.descriptor = descriptor
         self.nbytes = nbytes
-        self.memory = mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED)
+        self.memory = mmap.mmap(descriptor, nbytes, flags)
 
     @classmethod
     def create(cls, nbytes: int) -> Arena:
@@ -56,8 +56,11 @@ class Arena:
 
     @classmethod
     def attach(cls, descriptor: int) -> Arena:
-        """Maps a received descriptor and closes it: the mapping keeps the memory."""
-        arena = cls(descriptor, os.fstat(descriptor).st_size)
+        """Maps a received descriptor and closes it: the mapping keeps the memory.
+
+        Its pages are there at once, so that no page fault falls into a timed turn.
+        """
+        arena = cls(descriptor, os.fstat(descriptor).st_size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         arena.release_descriptor()
         return arena
 

@@ -265,3 +265,20 @@ def test_quantiles_are_those_of_the_degrees_used() -> None:
     result = estimate(pairs)
     assert result.half_width_log > 0
     assert t_quantile(0.99, result.degrees) > t_quantile(0.99, 100)
+
+
+def test_delivery_that_grows_with_the_calls_does_not_hide_a_small_lie() -> None:
+    """2 ms a call, 1 ms of it delivery; the candidate's clock leaves out a third of what it shows."""
+    rng = random.Random(3)
+    pairs = []
+    for number in range(20):
+        calls = rng.randint(2, 12)
+        burst, delivery = 1e6 * calls, 5e5 + 1e6 * calls
+        spans = [burst + delivery + rng.gauss(0, 2e4) for _ in range(2)]
+        pairs.append(
+            Pair(number // 4, "reference_first", calls, burst, burst / 1.5, burst, burst / 1.5, *spans)
+        )  # fmt: skip
+    seen = timer_facts(pairs)
+    assert seen.span_error_log < 0.05
+    assert abs(seen.span_log) < 0.02
+    assert disagrees(seen)
