@@ -159,6 +159,20 @@ class ExemplarStore:
         metrics.DRAW_SECONDS.observe(time.perf_counter() - begin)
         return sorted(found.values(), key=lambda exemplar: exemplar.speedup)
 
+    def bucket_mates(self, exemplar: Exemplar, limit: int = 32) -> list[Exemplar]:
+        """At most `limit` other exemplars of the bucket that one lies in, slowest first.
+
+        They can stand in for it in a prompt that it is too long for. None with islands, whose kernels do not mix.
+        """
+        if self.config.strategy == "islands":
+            return []
+        exemplars, scores, *_ = self.place_keys(exemplar)
+        low, high = self.bounds(self.bucketing.index(exemplar.speedup))
+        ids = self.connection.call("ZRANGEBYSCORE", scores, low, high, "LIMIT", 0, limit + 1)
+        entries = self.connection.call("HMGET", exemplars, *ids) if ids else []
+        found = [read_entry(entry) for entry in entries if entry is not None]
+        return [one for one in found if one.candidate_hash != exemplar.candidate_hash][:limit]
+
     def home_of(self, prompt: Prompt) -> int | None:
         """The island on which a prompt's samples are born; None under any other strategy."""
         return self._drawn.home(prompt.task_hash, frozenset(prompt.exemplar_hashes))

@@ -93,8 +93,9 @@ def _forget(device_type: str, history: PlacementHistory | None) -> None:  # noqa
 class Tools:
     """What other packages do for the recorder."""
 
-    build_prompt: Callable[[Task, Sequence[Exemplar], Group], Prompt]
-    """Raises PromptRefused when the task does not fit."""
+    build_prompt: Callable[[Task, Sequence[Exemplar], Sequence[Sequence[Exemplar]], Group], Prompt]
+    """From the drawn exemplars, and for each the others of its bucket, which may stand in for it; raises PromptRefused
+    when the task does not fit."""
     seed_kernels: Callable[[Task], Sequence[Seed]]
     """Seed kernels of a task, none for tasks from elsewhere."""
     evaluate: Evaluate
@@ -161,10 +162,11 @@ class Recorder:
         exemplars = await self._in_store(
             self._store.draw, task.content_hash, group.device_type, rng, self._rules.exemplars
         )
-        prompt = self._tools.build_prompt(task, exemplars, group)
-        self._shown[group.id] = {
-            e.candidate_hash: e.source for e in exemplars if e.candidate_hash in prompt.exemplar_hashes
-        }
+        mates = [await self._in_store(self._store.bucket_mates, exemplar) for exemplar in exemplars]
+        prompt = self._tools.build_prompt(task, exemplars, mates, group)
+        known = itertools.chain(exemplars, *mates)
+        sources = {exemplar.candidate_hash: exemplar.source for exemplar in known}
+        self._shown[group.id] = {name: sources[name] for name in prompt.exemplar_hashes if name in sources}
         await self._in_store(self._store.put_task, task)
         await self._in_store(self._stream.open_group, prompt, group.size)
         return prompt

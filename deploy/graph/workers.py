@@ -182,11 +182,14 @@ class RealTools:
             ask_actor(ray.get_actor(self.reviewer)) if self.reviewer else None,
         )  # fmt: skip
 
-    def _prompt(self, tokenizer: Tokenizer, task: Task, exemplars: Sequence[Exemplar], group: Group) -> Prompt:
+    def _prompt(
+        self, tokenizer: Tokenizer, task: Task, exemplars: Sequence[Exemplar], mates: Sequence[Sequence[Exemplar]],
+        group: Group,
+    ) -> Prompt:  # fmt: skip
         try:
             return build_prompt(
                 task, exemplars, tokenizer, self.config.rollout, run_id=self.run_id, prompt_id=group.id,
-                device_type=group.device_type, strategy=self.config.store.strategy,
+                device_type=group.device_type, alternatives=mates, strategy=self.config.store.strategy,
             )  # fmt: skip
         except PromptTooLong as error:
             raise PromptRefused("prompt_too_long", str(error)) from error

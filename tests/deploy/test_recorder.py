@@ -44,7 +44,7 @@ class Bench:
         rules = Rules(protocol="sequential", keep_samples=True, evaluators={"cpu": 2})
         return Recorder(self.run, self.store, {TASK.id: TASK}, tools, rules)
 
-    def build_prompt(self, task: Task, exemplars: Any, group: Group) -> Prompt:
+    def build_prompt(self, task: Task, exemplars: Any, mates: Any, group: Group) -> Prompt:
         return Prompt(
             id=group.id, run_id="r1", task_id=task.id, task_hash=task.content_hash, device_type="cpu", text="Go.",
             exemplar_hashes=tuple(e.candidate_hash for e in exemplars),
@@ -143,6 +143,31 @@ def test_a_shown_exemplar_that_comes_back_is_a_copy_also_after_a_restart(bench: 
     event = asyncio.run(go())
     assert event.label == "copy"
     assert event.edit_distance == 0.0
+
+
+def test_a_prompt_may_show_another_kernel_of_the_bucket(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the drawn kernel is too long, one of its bucket stands in, and counts as shown: both seeds have 1.5x."""
+    drawn: list[Any] = []
+
+    def build_prompt(task: Task, exemplars: Any, mates: Any, group: Group) -> Prompt:
+        drawn.append((exemplars, mates))
+        return usual(task, mates[0], [], group)
+
+    async def go() -> SampleLeft:
+        await bench.recorder.seed(TASK.id, "cpu")
+        await bench.recorder.open_group(GROUP)
+        return await bench.recorder.score(GROUP, sample(0, mate_of(drawn)), last=True)
+
+    def mate_of(drawn: list[Any]) -> str:
+        [([exemplar], [[mate]])] = drawn
+        assert {exemplar.source, mate.source} == {"seed = 1", "seed = 2"}
+        return str(mate.source)
+
+    usual = bench.build_prompt
+    monkeypatch.setattr(bench, "build_prompt", build_prompt)
+    bench.recorder = bench.fresh()
+    event = asyncio.run(go())
+    assert (event.label, event.edit_distance) == ("copy", 0.0)
 
 
 def test_unscored_is_recorded_only_at_the_last_attempt(bench: Bench) -> None:

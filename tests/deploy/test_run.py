@@ -147,7 +147,7 @@ def make_tools(name: str) -> Tools:
                 await asyncio.sleep(0.3)
         raise TimeoutError("no evaluator came back")
 
-    def build_prompt(task: Task, exemplars: Any, group: Any) -> Prompt:
+    def build_prompt(task: Task, exemplars: Any, mates: Any, group: Any) -> Prompt:
         return Prompt(
             id=group.id, run_id=group.id.rsplit("-g", 1)[0], task_id=task.id, task_hash=task.content_hash,
             device_type="cpu", text="Go.", exemplar_hashes=tuple(e.candidate_hash for e in exemplars),

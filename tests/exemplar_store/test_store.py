@@ -50,6 +50,17 @@ def test_draw_is_uniform_within_a_bucket_on_the_server(store: ExemplarStore, mak
     assert all(abs(count - 400) < 107 for count in counts.values())
 
 
+def test_bucket_mates_are_the_others_of_one_bucket(store: ExemplarStore, make_exemplar: Callable) -> None:
+    store.insert_many(make_exemplar(number, 1.5 + 0.001 * number) for number in range(6))
+    store.insert_many([make_exemplar(20, 9.0), make_exemplar(21, 1.502, device_type="H100")])
+    one = make_exemplar(2, 1.502)
+    mates = store.bucket_mates(one)
+    assert [mate.speedup for mate in mates] == [1.5, 1.501, 1.503, 1.504, 1.505]
+    assert {mate.device_type for mate in mates} == {"cpu"}
+    assert len(store.bucket_mates(one, 2)) == 2
+    assert store.bucket_mates(make_exemplar(20, 9.0)) == []
+
+
 def test_cold_start(store: ExemplarStore, make_exemplar: Callable) -> None:
     assert store.draw(TASK, "cpu", Random(0)) == []
     assert store.best(TASK, "cpu") is None
