@@ -42,6 +42,8 @@ class Side:
         self.ends_at_s = float("inf")
         self.load_ends_at_s = float("inf")
         self._observed = observed
+        self.last_failure = ""
+        """How the side failed, in words."""
         self.collect: Callable[[int], int] | None = None
         """Takes the results of so many calls away; returns when that was done, on the judge's clock. The span ends
         then, where a stopped worker's device may work on."""
@@ -83,7 +85,12 @@ class Side:
                 return self._failed("forged", str(error))
         return self._failed(fault.kind, str(fault))
 
+    def detach(self) -> None:
+        """What this side does from here on is no fact of its evaluation."""
+        self._observed = Observed()
+
     def _failed(self, kind: str, text: str) -> Exception:
+        self.last_failure = text
         if self.which == "reference":
             return ReferenceFailed(f"the reference failed: {text}")
         if kind == "forged":
