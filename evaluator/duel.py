@@ -119,9 +119,11 @@ class DuelFlow(Flow):
 
     def __init__(
         self, evaluator: Evaluator, task: Task, candidate: Candidate, opponent: Opponent, *, config: EvaluatorConfig,
-        confirm: bool, seed: bytes | None = None,
+        confirm: bool, seed: bytes | None = None, profiled: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(evaluator, task, candidate, config=config, confirm=confirm, seed=seed, seats=2)
+        super().__init__(
+            evaluator, task, candidate, config=config, confirm=confirm, seed=seed, seats=2, profiled=profiled
+        )
         self._opponent = opponent
         rule = {**config.rule, **opponent.rule}
         self._other = Flow(
@@ -141,6 +143,7 @@ class DuelFlow(Flow):
             if not self._gate.closed():
                 self._other_failed()
             raise
+        self._look_closer(own)
 
     def _challenged(self, own: Bench) -> tuple[Duel, int]:
         """Loads and checks the other candidate, while this one waits and loses no time by it; the duel and its slots.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from evaluator import checking, loading, measuring
+from evaluator import checking, loading, measuring, profiling
 from evaluator.bench import Bench
 from evaluator.compile import BuildDesk
 from evaluator.device import DeviceBusy
@@ -28,11 +28,16 @@ from evaluator.sides import Ended, ReferenceFailed, Side, Which
 from evaluator.worker.process import ProcessLost
 from tasks.records import Candidate, Evaluation, Task
 from tasks.records.evaluation import Step, UnscoredReason
+from tasks.records.profile import Profile
 
 if TYPE_CHECKING:
     from evaluator.config import EvaluatorConfig
     from evaluator.duel import Duel
     from evaluator.session import Evaluator, Seat, WarmReference
+
+_FORWARD_ONLY = (
+    "The task's inputs require gradients: the forward pass alone is judged, the backward pass is not served."
+)
 
 
 class Gate:
@@ -61,11 +66,14 @@ class Flow:
 
     def __init__(
         self, evaluator: Evaluator, task: Task, candidate: Candidate, *, config: EvaluatorConfig, confirm: bool,
-        seed: bytes | None = None, seat: Seat = 0, seats: int = 1,
+        seed: bytes | None = None, seat: Seat = 0, seats: int = 1, profiled: bool = False,
     ) -> None:  # fmt: skip
         self._evaluator = evaluator
         self._seat: Seat = seat
         self._seats = seats
+        self._profiled = profiled
+        self._profile: Profile | None = None
+        self._notes: tuple[str, ...] = ()
         self._config = config
         self._task = task
         self._candidate = candidate
@@ -128,6 +136,7 @@ class Flow:
     def _steps(self) -> None:
         bench, slots = self._prepare()
         self._time(bench, slots)
+        self._look_closer(bench)
 
     def _prepare(self) -> tuple[Bench, int]:
         """Everything before the timing; the bench, and how many calls its arenas hold."""
@@ -138,6 +147,7 @@ class Flow:
         with self._timed("admit"):
             server = self._server()
         opened = server.opened
+        self._notes = (_FORWARD_ONLY,) if opened["gradients"] else ()
         self._observed.bytes_per_call(opened["bytes_per_call"])
         slots, free_bytes = loading.slots(opened, self._evaluator.device, self._seats)
         if not slots:
@@ -166,6 +176,14 @@ class Flow:
             with self._step("confirm"), self._exclusive(bench):
                 bench.extend(2 * timing.cap_s)
                 measuring.confirm(bench, self._gate, self._evaluator.device, self._config, slots)
+
+    def _look_closer(self, bench: Bench) -> None:
+        """The profile of a candidate that is accepted by all that was seen; no fact is added by it."""
+        verdict = judge(self._observed.facts(), self._rules, self._defences)
+        if self._profiled and verdict.measurement is not None and verdict.outcome == "accepted":
+            with self._timed("profile"):
+                device = self._evaluator.device
+                self._profile = profiling.profile(bench, device, verdict.measurement, self._task.precision)
 
     def _server(self) -> WarmReference:
         """The warm server, free of the last candidate; a new one where it died since."""
@@ -306,4 +324,5 @@ class Flow:
             precision=task.precision, protocol=self._config.protocol, rules=self._config.rules, defences=self._defences,
             isolation=layers, seconds_by_step={name: round(value, 4) for name, value in self._seconds.items()},
             seed_commitment=hashlib.sha256(self._seed).hexdigest(), turns=observed.turns.columns,
+            profile=self._profile, notes=self._notes,
         )  # fmt: skip

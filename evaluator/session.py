@@ -95,7 +95,7 @@ class Evaluator:
     def evaluate(
         self, task: Task, candidate: Candidate, *, confirm: bool = False, seed: bytes | None = None,
         protocol: Protocol | None = None, against: Candidate | None = None,
-        baseline: Baseline = "eager",
+        baseline: Baseline = "eager", profile: bool = False,
     ) -> Evaluation:  # fmt: skip
         """Judges one candidate against one task; never raises for what the candidate does.
 
@@ -103,7 +103,8 @@ class Evaluator:
         `seed` draws the inputs of an earlier evaluation again (its `detail["seed"]`); without it they are secret.
         `protocol` is used instead of the configured one. With another candidate in `against` both are checked against
         the reference and timed against each other: the speedup is over that candidate. With another `baseline` it is
-        over the reference run in that way. Raises UsageError for a baseline that this device has not.
+        over the reference run in that way. With `profile` an accepted candidate is looked at more closely after the
+        timing. Raises UsageError for a baseline that this device has not.
         """
         config = self.config if protocol is None else self.config.model_copy(update={"protocol": protocol})
         opponent = rival(against) if against is not None else None
@@ -114,9 +115,11 @@ class Evaluator:
         if opponent is None and baseline in ("compile", "graph"):
             opponent = baseline_of(task, baseline)
         if opponent is None:
-            flow = Flow(self, task, candidate, config=config, confirm=confirm, seed=seed)
+            flow = Flow(self, task, candidate, config=config, confirm=confirm, seed=seed, profiled=profile)
         else:
-            flow = DuelFlow(self, task, candidate, opponent, config=config, confirm=confirm, seed=seed)
+            flow = DuelFlow(
+                self, task, candidate, opponent, config=config, confirm=confirm, seed=seed, profiled=profile
+            )
         evaluation = flow.run()
         metrics.count(evaluation, flow.waited_s)
         return evaluation

@@ -46,6 +46,8 @@ class Side:
         self.names: dict[str, str] = {}
         """What this side calls the entries of the reference's state, where it calls them otherwise."""
         self._observed = observed
+        self.last_failure = ""
+        """How the side failed, in words."""
         self.collect: Callable[[int], int] | None = None
         """Takes the results of so many calls away; returns when that was done, on the judge's clock. The span ends
         then, where a stopped worker's device may work on."""
@@ -87,7 +89,12 @@ class Side:
                 return self._failed("forged", str(error))
         return self._failed(fault.kind, str(fault))
 
+    def detach(self) -> None:
+        """What this side does from here on is no fact of its evaluation."""
+        self._observed = Observed()
+
     def _failed(self, kind: str, text: str) -> Exception:
+        self.last_failure = text
         if self.which == "reference":
             return ReferenceFailed(f"the reference failed: {text}")
         if kind == "forged":

@@ -21,6 +21,7 @@ _SHAPES = 'File of lines such as {"batch_size": 16, "dim": 1024}: values for the
 _AGAINST = "Another candidate: both are checked, then timed in pairs with each other instead of the reference."
 _BASELINE = "How the timed reference runs: eager, compile (torch.compile) or graph (a CUDA graph; cuda only)."
 _WATCH = "Evaluate again after each save of a file, one line each time, until Ctrl-C."
+_PROFILE = "Show where an accepted candidate's time goes, after the timing, and how to look deeper."
 
 
 @app.command()
@@ -38,6 +39,7 @@ def evaluate(
     against: Annotated[str, typer.Option("--against", help=_AGAINST, show_default=False)] = "",
     baseline: Annotated[str, typer.Option("--baseline", help=_BASELINE)] = "eager",
     watch: Annotated[bool, typer.Option("--watch", help=_WATCH)] = False,
+    profile: Annotated[bool, typer.Option("--profile", help=_PROFILE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     control: Annotated[int, typer.Option("--control", min=0, help=_CONTROL)] = 0,
     batch: Annotated[str, typer.Option("--batch", help=_BATCH, show_default=False)] = "",
@@ -56,13 +58,13 @@ def evaluate(
 
     request = Request(
         device=device, protocol=protocol, rules=rules, dtype=dtype, size=size, kernelbench=kernelbench, seed=seed,
-        evaluators=evaluators, shapes=shapes, against=against, baseline=baseline,
+        evaluators=evaluators, shapes=shapes, against=against, baseline=baseline, profile=profile,
     )  # fmt: skip
     if watch and (control or batch):
         raise UsageError("--watch watches one candidate: leave --batch and --control out")
     if control:
-        if baseline != "eager":
-            raise UsageError("--control times the reference against itself: leave --baseline out")
+        if baseline != "eager" or profile:
+            raise UsageError("--control times the reference against itself: leave --baseline and --profile out")
         stray = candidate or batch or out or seed or shapes or against
         raise typer.Exit(evaluate_controls(request, task, control, as_json=as_json, stray=stray))
     if batch:

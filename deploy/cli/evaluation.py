@@ -8,12 +8,13 @@ sentence; no answer comes from an earlier evaluation.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -41,7 +42,7 @@ class Judge(Protocol):
 
     def evaluate(
         self, task: Task, candidate: Candidate, *, seed: bytes | None = None, against: Candidate | None = None,
-        baseline: words.Baseline = "eager",
+        baseline: words.Baseline = "eager", profile: bool = False,
     ) -> Evaluation:  # fmt: skip
         """Judges one candidate."""
 
@@ -71,6 +72,7 @@ class Request:
     shapes: str = ""
     against: str = ""
     baseline: str = "eager"
+    profile: bool = False
 
     def __post_init__(self) -> None:
         _one_of("--protocol", self.protocol, get_args(words.Protocol))
@@ -96,7 +98,8 @@ class Request:
     @property
     def options(self) -> dict[str, Any]:
         """What the evaluator is asked for beside task, candidate and seed: what differs from its defaults."""
-        return {} if self.baseline == "eager" else {"baseline": self.baseline}
+        asked = {"baseline": self.baseline, "profile": self.profile}
+        return {name: value for name, value in asked.items() if value not in ("eager", False)}
 
     @property
     def seed_bytes(self) -> bytes | None:
@@ -133,6 +136,29 @@ class Request:
         ):  # fmt: skip
             command += [flag, value] if value != default else []
         return shlex.join(command)
+
+    def deeper(self, task: str, candidate: str, shape: Mapping[str, Any]) -> tuple[str, ...]:
+        """The command lines that look deeper into a candidate than a profile; none for one from standard input.
+
+        They run it alone and outside of the sandbox (`deploy.cli.replay`). On a CPU they are `perf`'s, and `ncu` and
+        `nsys` for a machine with a CUDA device.
+        """
+        if candidate == "-":
+            return ()
+        replay = [sys.executable, "-m", "deploy.cli.replay", task, candidate]
+        size = self._size() if task.startswith("procedural:") else ""
+        for flag, value, default in (
+            ("--dtype", self.dtype, "fp32"), ("--size", size, ""), ("--kernelbench", self.kernelbench, ""),
+            ("--shape", json.dumps(shape), "{}"),
+        ):  # fmt: skip
+            replay += [flag, value] if value != default else []
+        where = ["--device", "cuda" if self.device == "cpu" else self.device]
+        ncu = ["ncu", "--set", "full", "--profile-from-start", "off", "-f", "-o", "kontrast-ncu", *replay, *where]
+        nsys = ["nsys", "profile", "--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "-f", "true"]
+        nsys += ["-o", "kontrast-nsys", *replay, *where]
+        perf = ["perf", "record", "-g", "-o", "kontrast-perf.data", *replay, "--calls", "1000"]
+        commands = [[*ncu, "--calls", "1"], nsys]
+        return tuple(map(shlex.join, [perf, *commands] if self.device == "cpu" else commands))
 
     def _size(self) -> Size:
         if self.size:
@@ -208,6 +234,8 @@ class Work:
     tasks: tuple[tuple[dict[str, Any], Task], ...]
     """Shapes and their tasks; one empty shape where none were asked for."""
     against: Candidate | None = None
+    references: tuple[str, str] = ("", "")
+    """Task and candidate as they were given."""
 
 
 def read_work(request: Request, task_reference: str, candidate_reference: str) -> Work:
@@ -220,7 +248,7 @@ def read_work(request: Request, task_reference: str, candidate_reference: str) -
     candidate = read_candidate(candidate_reference, task)
     against = read_candidate(request.against, task) if request.against else None
     shapes = read_shapes(Path(request.shapes), task) if request.shapes else [({}, task)]
-    return Work(candidate, tuple(shapes), against)
+    return Work(candidate, tuple(shapes), against, (task_reference, candidate_reference))
 
 
 def result_of(
@@ -236,7 +264,11 @@ def result_of(
         evaluation = judge.evaluate(task, work.candidate, seed=request.seed_bytes, **options)
         if evaluation.reason == "baseline_failed":
             raise UsageError(evaluation.message)
-        evaluations.append(evaluation.model_copy(update={"shape": shape}))
+        update: dict[str, Any] = {"shape": shape}
+        if evaluation.profile is not None:
+            commands = request.deeper(*work.references, shape)
+            update["profile"] = evaluation.profile.model_copy(update={"commands": commands})
+        evaluations.append(evaluation.model_copy(update=update))
         told(evaluations[-1])
     return Sweep.of(evaluations) if request.shapes else evaluations[0]
 
@@ -258,6 +290,8 @@ def evaluate_one(
 
         if as_json:
             raise UsageError("--json prints one object: leave it out with --watch, which prints a line each time")
+        if request.profile:
+            raise UsageError("--profile prints a table: leave it out with --watch, which prints a line each time")
         return evaluate_watch(request, task_reference, candidate_reference, make=make)
     work = read_work(request, task_reference, candidate_reference)
     with results_stream() as stream:
@@ -332,7 +366,7 @@ def evaluate_batch(request: Request, batch: str, out: str, *, stray: str = "", m
         raise UsageError(f"unexpected argument {stray}: with --batch, tasks and candidates come from its lines")
     if request.seed:
         raise UsageError("--seed reproduces one evaluation: leave it out with --batch")
-    for flag, value in (("--shapes", request.shapes), ("--against", request.against)):
+    for flag, value in (("--shapes", request.shapes), ("--against", request.against), ("--profile", request.profile)):
         if value:
             raise UsageError(f"{flag} belongs to one candidate: leave it out with --batch")
     lines = read_lines(request, Path(batch))

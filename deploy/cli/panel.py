@@ -16,11 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.records import Evaluation, Measurement, Sweep
+from tasks.records.profile import Profile
 from tasks.shapes import shape_words
 
 STYLES = {"accepted": "green", "rejected": "red", "unscored": "yellow"}
 _MAX_COMPILER_LINES = 12
 _TABLE_WIDTH = 120
+_MAX_PROFILE_ROWS = 12
 _OVER = {"eager": "reference", "compile": "compiled reference", "graph": "graph of the reference", "candidate": "other"}
 """What the speedup is over, by what the reference arm ran."""
 
@@ -29,6 +31,8 @@ def print_panel(evaluation: Evaluation, stream: IO[str], *, command: str = "") -
     """Writes the panel; `command` is the line that evaluates the same inputs again. Plain text without a terminal."""
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
     console.print(panel(evaluation))
+    if evaluation.profile is not None:
+        _print_profile(evaluation.profile, console)
     if _reproducible(evaluation) and command:
         # Outside of the box and unbroken, so that it can be copied.
         console.print(Text(f"Again with the same inputs: {command}"), soft_wrap=True)
@@ -95,6 +99,10 @@ def print_sweep(sweep: Sweep, stream: IO[str], again: Callable[[str], str]) -> N
         console.width = max(console.width, _TABLE_WIDTH)
     console.print(sweep_panel(sweep))
     for one in sweep.evaluations:
+        if one.profile is not None:
+            console.print(Text(f"\nprofile of {shape_words(one.shape)}"))
+            _print_profile(one.profile, console)
+    for one in sweep.evaluations:
         if _reproducible(one):
             text = f"Again with the inputs of {shape_words(one.shape)}: {again(str(one.detail['seed']))}"
             console.print(Text(text), soft_wrap=True)
@@ -123,12 +131,64 @@ def sweep_panel(sweep: Sweep) -> RenderableType:
         Text(f"{shape_words(one.shape)}: {one.message}") for one in sweep.evaluations if one.outcome != "accepted"
     ]
     first = sweep.evaluations[0]
+    parts += map(Text, first.notes)
     parts.append(Text(f"rules {first.rules}, protocol {first.protocol}, {first.precision}, {first.device_type}"))
     style = STYLES[sweep.outcome]
     return Panel(
         Group(*parts), title=Text(f"{sweep.outcome}  {count} shapes", style=f"bold {style}"), title_align="left",
         border_style=style, box=box.ROUNDED, expand=False, padding=(0, 1),
     )  # fmt: skip
+
+
+def _print_profile(profile: Profile, console: Console) -> None:
+    """Kernels or operators by falling time, what the call moves, and how to look deeper."""
+    if not console.is_terminal:
+        console.width = max(console.width, _TABLE_WIDTH)
+    for kind in ("kernel", "operator"):
+        rows = [row for row in profile.rows if row.kind == kind]
+        if not rows:
+            continue
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column(kind, overflow="ellipsis", no_wrap=True)
+        for name in ("share", "time a call", "launches", "bytes a call", "GB/s"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in rows[:_MAX_PROFILE_ROWS]:
+            rate = f"{row.bytes / row.us / 1000:.3g}" if row.bytes and row.us else ""
+            moved = "not known" if row.bytes is None else _bytes(row.bytes)
+            cells = (row.name, f"{row.share:.1%}", _ms(row.us / 1000), f"{row.calls:.3g}", moved, rate)
+            table.add_row(*map(Text, cells))
+        console.print(table)
+        if len(rows) > _MAX_PROFILE_ROWS:
+            console.print(Text(f"[{len(rows) - _MAX_PROFILE_ROWS} more with --json]"))
+    for text in _profile_words(profile):
+        console.print(Text(text))
+    if profile.commands:
+        console.print(Text("To look deeper (this runs the candidate alone, outside of the sandbox):"))
+        for command in profile.commands:
+            console.print(Text(f"  {command}"), soft_wrap=True)
+
+
+def _profile_words(profile: Profile) -> Iterator[str]:
+    if profile.bytes_per_call is not None and profile.gb_per_s is not None:
+        moved = f"A call has to move {_bytes(profile.bytes_per_call)} (inputs, parameters, outputs, each once)"
+        yield f"{moved}: {profile.gb_per_s:.3g} GB/s at the measured time."
+    if profile.flops_per_call:
+        yield f"The reference's products and convolutions are {profile.flops_per_call / 1e9:.3g} GFLOP a call."
+    if profile.roofline is not None and profile.peak_gb_per_s is not None:
+        peaks = f"{profile.peak_gb_per_s:.4g} GB/s"
+        if profile.peak_gflop_per_s is not None:
+            peaks += f", {profile.peak_gflop_per_s / 1000:.3g} fp32 TFLOP/s"
+        yield f"{profile.roofline:.0%} of the roofline, bound by {profile.bound} (peaks by the device: {peaks})."
+    yield from profile.unknown
+    if profile.rows:
+        yield f"Shares are of {profile.calls} calls under the profiler, as the candidate's own process reports them."
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"
 
 
 def _rows(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
@@ -144,6 +204,8 @@ def _rows(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
         yield "at step", evaluation.step
     if evaluation.against:
         yield "pairs", f"the other candidate ({evaluation.against[:12]}) and this one, each checked by the reference"
+    for note in evaluation.notes:
+        yield "note", note
     if evaluation.labels:
         yield "labels", ", ".join(evaluation.labels)
     yield "rules", f"{evaluation.rules}, protocol {evaluation.protocol}, {evaluation.precision}"

@@ -64,6 +64,8 @@ class Reference:
         self.call_ns = 0.0
         self.mutated: list[str] = []
         """Entries of the state that a call changes, such as the running statistics of a normalisation."""
+        self.gradients = False
+        """Whether inputs as the task makes them require gradients."""
         self.input_bytes: list[int] = []
         self.output_bytes: list[int] = []
         self._bases: Bases | None = None
@@ -91,6 +93,8 @@ class Reference:
         inputs = self._namespace["get_inputs"]()
         if not isinstance(inputs, list | tuple):
             raise IllFormedTask("get_inputs() does not return a list")
+        tensors = flatten(list(inputs), native.is_tensor).tensors
+        self.gradients = self.gradients or any(tensor.requires_grad for tensor in tensors)
         return [map_tensors(value, self._cast) for value in inputs]
 
     def _cast(self, value: Any) -> Any:
@@ -178,6 +182,14 @@ class Reference:
         with torch.no_grad():
             for name, value in self.model.state_dict().items():
                 value.copy_(state[name])
+
+    def flops(self) -> int:
+        """Floating-point operations of one call that PyTorch can count: products, convolutions, attention."""
+        from torch.utils.flop_counter import FlopCounterMode  # brings Triton, which no forked worker should have
+
+        with FlopCounterMode(display=False) as counter:
+            self.subject.run(self.subject.draw(0))
+        return int(counter.get_total_flops())
 
     def health(self) -> bool:
         """A known product on the device: whole numbers, so that every bit is known."""

@@ -71,7 +71,7 @@ class Server:
             "leaves": len(reference.input_bytes) + len(reference.output_bytes), "kinds": list(admission.domain.kinds),
             "degenerate": admission.degenerate, "passed": list(admission.passed), "randomness": admission.randomness,
             "repeats": admission.repeats, "poison_shows": admission.poison_shows, "mutated": reference.mutated,
-            "parameters_matter": admission.parameters_matter,
+            "parameters_matter": admission.parameters_matter, "gradients": reference.gradients,
             "free_bytes": self.backend.memory()[0], "shares_snapshots": self.backend.shares_snapshots,
         }  # fmt: skip
 
@@ -93,6 +93,15 @@ class Server:
         """Takes the results of an arm's turn into private memory."""
         self.placement.collect(which, calls)
         return {"op": "collected"}
+
+    def work(self) -> Answer:
+        """What one call of the task has to move, and the arithmetic of the reference's products and convolutions."""
+        reference = self.reference
+        state = sum(native.nbytes_of(value) for value in reference.state().values())
+        return {
+            "op": "work", "input_bytes": sum(reference.input_bytes), "output_bytes": sum(reference.output_bytes),
+            "parameter_bytes": state, "flops": reference.flops(),
+        }  # fmt: skip
 
     def health(self) -> Answer:
         """Whether the device computes what it should."""
@@ -217,7 +226,7 @@ class Server:
 
 OPERATIONS = (
     "open", "admission", "bases", "place", "parameters", "forget", "draw", "collect", "compare", "buffers", "late",
-    "relate", "health",
+    "relate", "health", "work",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from evaluator.compile import shim
-from evaluator.worker import backend, burst, confine, native, trace, tripwire, wire
+from evaluator.worker import backend, burst, confine, native, profiling, trace, tripwire, wire
 from evaluator.worker.arena import Arena
 from evaluator.worker.tree import TensorSpec, unflatten
 
@@ -157,6 +157,11 @@ class Worker:
                 self._trace.run(self._model, inputs)
         return {"op": "traced", **self._trace.report()}
 
+    def profile(self, calls: list[dict[str, Any]], rounds: int) -> Answer:
+        """Where the time of the calls goes; the last request of a worker."""
+        inputs = burst.read_calls(self._inputs, calls)
+        return {"op": "profiled", **profiling.run(self._model, inputs, rounds, self._device.device)}
+
     def inspect(self) -> Answer:
         """What the candidate changed in its process, and the compilers that it used."""
         replaced, settings = tripwire.replaced(self._functions), tripwire.changed_settings(self._settings)
@@ -173,7 +178,8 @@ class Worker:
 
 
 OPERATIONS = (
-    "open", "load", "construct", "map", "parameters", "state", "run", "redeliver", "trace", "inspect", "seal",
+    "open", "load", "construct", "map", "parameters", "state", "run", "redeliver", "trace", "inspect", "profile",
+    "seal",
 )  # fmt: skip
 
 

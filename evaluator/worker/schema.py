@@ -132,6 +132,22 @@ class Inspected(Answer):
     """Compilers that the candidate ran itself."""
 
 
+class ProfiledRow(Answer):
+    """One operator or kernel, over all profiled calls; `bytes` are those of one call, -1 where they are not known."""
+
+    name: Short
+    kind: Literal["operator", "kernel"]
+    count: Count
+    ns: Count
+    bytes: Annotated[int, Field(ge=-1, lt=1 << 60)]
+
+
+class Profiled(Answer):
+    op: Literal["profiled"]
+    calls: Annotated[int, Field(ge=1, lt=1 << 20)]
+    rows: Annotated[list[ProfiledRow], Field(max_length=64)]
+
+
 class Sealed(Answer):
     op: Literal["sealed"]
 
@@ -149,6 +165,7 @@ AnyAnswer = Annotated[
     | Redelivered
     | Traced
     | Inspected
+    | Profiled
     | Sealed,
     Field(discriminator="op"),
 ]

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from tasks.records.base import Record
+from tasks.records.profile import Profile
 from tasks.records.task import Precision
 
 Outcome = Literal["accepted", "rejected", "unscored"]
@@ -98,6 +99,10 @@ class Evaluation(Record):
     """What the timed reference arm ran, so what the speedup and `reference_ms` are over."""
     against: str = ""
     """Hash of the other candidate where `baseline` is `candidate`."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of the task beside the verdict, one sentence each."""
+    profile: Profile | None = None
+    """Where the time goes, where that was asked for and the candidate accepted."""
     shape: dict[str, Any] = Field(default_factory=dict)
     """Constants of the task that were set to other values for this evaluation."""
 

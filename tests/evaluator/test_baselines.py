@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
+import torch
 
 from evaluator import Evaluator, EvaluatorConfig
 from evaluator.baselines import baseline_of, rival
@@ -75,3 +79,53 @@ def test_baselines_are_the_reference_and_parse(task: Task) -> None:
         assert ast.parse(made.candidate.source)
         assert made.failed == "baseline_failed"
     assert rival(RIGHT).rule == {}
+
+
+def test_the_graph_copies_inputs_in_and_results_out_and_leaves_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a capture that runs and a replay that runs the same formula on the kept inputs again."""
+    source = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+    def forward(self, x, factor, more):
+        self.calls += 1
+        return {"a": x * factor, "b": (more[0] + 1, 3)}
+def get_inputs(): return []
+def get_init_inputs(): return []
+"""
+    namespace: dict[str, Any] = {}
+    exec(baseline_of(Task(id="file:x", source=source), "graph").candidate.source, namespace)
+    graphs: list[Any] = []
+
+    class Graph:
+        replayed = 0
+
+        def replay(self) -> None:
+            self.replayed += 1
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            pass
+
+    @contextmanager
+    def within(thing: Any) -> Iterator[None]:
+        graphs.append(thing)
+        yield
+
+    for name, value in (("Stream", Stream), ("current_stream", Stream), ("CUDAGraph", Graph), ("graph", within),
+                        ("stream", within)):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    model = namespace["ModelNew"]()
+    ones = torch.ones(2)
+    first = model(ones, 2, [ones])
+    assert model.calls == 0
+    second = model(ones * 5, 2, [ones])
+    graph, kept, _ = model._replay
+    assert graph.replayed == 2
+    assert torch.equal(kept[0], ones * 5)
+    assert kept[0].data_ptr() != ones.data_ptr()
+    assert torch.equal(first["a"], ones * 2)
+    assert first["b"][1] == 3
+    assert first["a"].data_ptr() != second["a"].data_ptr()

@@ -111,3 +111,37 @@ def test_slots_on_a_device() -> None:
     assert slots_on_device(3 * gib, 2, 100 * gib, 0.1) == 2
     assert slots_on_device(4 * gib, 2, 100 * gib, 0.1) == 0
     assert slots_on_device(1 << 10, 64, 100 * gib, 0.1) == 4  # 256 leaves a message
+
+
+class _Properties:
+    """An H200's properties, or a driver that does not know them."""
+
+    NVMLError = RuntimeError
+    NVML_CLOCK_MEM, NVML_CLOCK_SM = 2, 1
+
+    def __init__(self, known: bool) -> None:
+        self.known = known
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, clock: int) -> int:
+        if not self.known:
+            raise RuntimeError("not supported")
+        return {2: 3201, 1: 1980}[clock]
+
+    def nvmlDeviceGetMemoryBusWidth(self, handle: str) -> int:
+        return 6144
+
+    def nvmlDeviceGetNumGpuCores(self, handle: str) -> int:
+        return 16896
+
+
+def test_peaks_come_from_the_device_s_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H200: 2 * 3.201 GHz * 6144 bit / 8 = 4.917 TB/s; 2 * 1.98 GHz * 16896 = 66.9 TFLOP/s."""
+    monkeypatch.setattr(device_cuda, "_nvml", lambda: _Properties(known=True))
+    peaks = device_cuda.Gauges("GPU-0").peaks()
+    assert peaks["bytes_per_s"] == pytest.approx(4.917e12, rel=1e-3)
+    assert peaks["fp32_per_s"] == pytest.approx(66.9e12, rel=1e-3)
+    monkeypatch.setattr(device_cuda, "_nvml", lambda: _Properties(known=False))
+    assert device_cuda.Gauges("GPU-0").peaks() == {}
