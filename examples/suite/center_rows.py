@@ -3,6 +3,9 @@
 import torch
 from torch import nn
 
+rows = 256
+width = 1024
+
 
 class Model(nn.Module):
     def forward(self, x):
@@ -11,7 +14,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(256, 1024)]
+    return [torch.randn(rows, width)]
 
 
 def get_init_inputs():

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cli.shapes import read_shapes
 from evaluator.compile import discover
+from tasks.suites import load_task
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,3 +43,8 @@ def test_custom_reward_pays_right_kernels_more_than_wrong_ones() -> None:
 def test_own_engine_goes_through_prompt_parser_and_evaluator() -> None:
     lines = [line for line in _run("own_engine") if line.startswith("example/0/")]
     assert [line.split()[1] for line in lines] == ["accepted", "rejected", "accepted"]
+
+
+def test_every_example_shape_fits_its_task() -> None:
+    task = load_task(ROOT / "examples" / "suite" / "center_rows.py")
+    assert len(read_shapes(ROOT / "examples" / "shapes.jsonl", task)) == 3

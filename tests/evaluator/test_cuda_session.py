@@ -70,3 +70,17 @@ def test_a_crash_leaves_the_device_in_health(evaluator: Evaluator) -> None:
     candidate = Candidate(source=MODEL.replace("return torch.relu", "import os; os.abort()\n        return torch.relu"))
     evaluation = evaluator.evaluate(task_from_source(TASK, where="task"), candidate)
     assert (evaluation.outcome, evaluation.reason) == ("rejected", "crash"), evaluation.message
+
+
+def test_two_candidates_are_timed_with_each_other_and_profiled(evaluator: Evaluator) -> None:
+    quick = Candidate(source=MODEL)
+    slow = Candidate(source=MODEL.replace("return ", "y = [self.fc(x) for _ in range(6)]\n        return "))
+    task = task_from_source(TASK, where="task")
+    evaluation = evaluator.evaluate(task, quick, against=slow, profile=True)
+    assert evaluation.outcome == "accepted", evaluation.message
+    assert evaluation.measurement is not None
+    assert evaluation.measurement.speedup > 1.2
+    assert evaluation.profile is not None
+    assert "aten::addmm" in {row.name for row in evaluation.profile.rows}
+    swapped = evaluator.evaluate(task, quick, against=Candidate(source=MODEL.replace("relu", "sigmoid")))
+    assert (swapped.outcome, swapped.reason) == ("unscored", "other_rejected"), swapped.message
