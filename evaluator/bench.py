@@ -32,14 +32,14 @@ Style = Literal["near", "unit", "exact"]
 class Draw:
     """How the inputs of one call are made.
 
-    `sparse` replaces a few elements by those of another draw, `mixed` mixes base draws (timed calls), `poison` puts NaN
+    `sparse` replaces a few elements by those of another draw, `timed` scales a little as well, `poison` puts NaN
     into them.
     """
 
     seed: int
     kind: DrawKind = "as_given"
     sparse: int | None = None
-    mixed: bool = False
+    timed: bool = False
     poison: bool = False
 
     @classmethod

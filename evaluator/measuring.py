@@ -54,7 +54,6 @@ def _run(bench: Bench, gate: Gate, device: Device, config: EvaluatorConfig, slot
         config.protocol, random.Random(bench.secret()), numbers, history=bench.history,
         reference_ms=bench.server.opened["call_ms"], window_s=config.timing.paper_window_s,
     )  # fmt: skip
-    bench.server.ask({"op": "bases", "secret": bench.secret()})
     pairs: list[Pair] = []
     cores = 0 if device.runtime else len(device.arm_cores)
     placement, disturbances, begin = -1, Disturbances(), time.monotonic()
@@ -98,7 +97,7 @@ def _call_ns(bench: Bench) -> float:
 
 def _timed(bench: Bench) -> Draw:
     """Inputs of a timed call: fresh ones for the defence `stale_result`, else the same for all calls."""
-    return Draw(bench.secret() if "stale_result" in bench.on else 0, mixed=True)
+    return Draw(bench.secret() if "stale_result" in bench.on else 0, timed=True)
 
 
 def _settle(bench: Bench, calls: int) -> None:

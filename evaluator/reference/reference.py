@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -19,7 +18,7 @@ from evaluator.reference.adversaries import poisoned
 from evaluator.reference.budget import ErrorBudget
 from evaluator.reference.comparison import Leaves
 from evaluator.reference.domain import draw_inputs
-from evaluator.reference.fresh import apply_plan, fresh_plan
+from evaluator.reference.fresh import timed_inputs
 from evaluator.reference.parameters import Style, usable_state
 from evaluator.reference.subject import Subject, map_tensors, seeded
 from evaluator.worker import native
@@ -28,24 +27,10 @@ from evaluator.worker.tree import flatten
 from tasks.records.task import Precision
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-BASES = 4
-"""Base draws that fresh inputs of timed calls are mixed from."""
 
 
 class IllFormedTask(ValueError):
     """The task's source does not follow the convention."""
-
-
-@dataclass
-class Bases:
-    """A few draws whose mixtures are the inputs of timed calls."""
-
-    secret: int
-    trees: list[list[Any]]
-    tensors: list[list[torch.Tensor]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tensors = [flatten(tree, native.is_tensor).tensors for tree in self.trees]
 
 
 class Reference:
@@ -66,7 +51,6 @@ class Reference:
         """Entries of the state that a call changes, such as the running statistics of a normalisation."""
         self.input_bytes: list[int] = []
         self.output_bytes: list[int] = []
-        self._bases: Bases | None = None
         with seeded(seed, self.device):
             self.arguments = [self._cast(value) for value in namespace["get_init_inputs"]()]
         with seeded(seed, self.device):
@@ -128,28 +112,15 @@ class Reference:
         """The error budget of one kind of draw, for parameters as constructed or drawn."""
         return self.admission.budget(kind, constructed=constructed)
 
-    def use_bases(self, secret: int | None) -> None:
-        """Makes new base draws for timed calls, or drops them."""
-        self._bases = None
-        if secret is not None:
-            self._bases = Bases(secret, [self.subject.draw(secret + index) for index in range(BASES)])
-
     def inputs(self, draw: dict[str, Any]) -> list[Any]:
         """The inputs of one call."""
         seed, kind = int(draw["seed"]), cast("DrawKind", draw["kind"])
-        if draw["mixed"] and self._bases is not None:
-            return self._mixed(self._bases, seed)
+        if draw["timed"]:
+            return timed_inputs(self.subject, self.admission.domain, seed)
         inputs = draw_inputs(self.subject, self.admission.domain, kind, seed)
         if draw["sparse"] is not None:
             self._sparse(inputs, int(draw["sparse"]))
         return poisoned(inputs) if draw["poison"] else inputs
-
-    def _mixed(self, bases: Bases, call: int) -> list[Any]:
-        plan = fresh_plan(bases.secret, call, BASES)
-        made = [map_tensors(value, torch.empty_like) for value in bases.trees[plan.first]]
-        out = flatten(made, native.is_tensor).tensors
-        apply_plan(plan, bases.tensors, self.admission.domain.traits, out)
-        return made
 
     def _sparse(self, inputs: list[Any], seed: int) -> None:
         """Replaces a few elements of every free floating input by those of another draw, in place."""

@@ -109,16 +109,10 @@ class Server:
         self._history.clear()
         self._parameters.clear()
         self.reference.set_parameters(None)
-        self.reference.use_bases(None)
         self._draws = []
         self._compared = 0
         self.placement.forget()
         return {"op": "forgot"}
-
-    def bases(self, secret: int | None) -> Answer:
-        """New base draws for the inputs of timed calls."""
-        self.reference.use_bases(secret)
-        return {"op": "based"}
 
     def draw(self, draws: list[dict[str, Any]]) -> Answer:
         """Fresh inputs for the next turn of both arms; output slots are poisoned."""
@@ -216,7 +210,7 @@ class Server:
 
 
 OPERATIONS = (
-    "open", "admission", "bases", "place", "parameters", "forget", "draw", "collect", "compare", "buffers", "late",
+    "open", "admission", "place", "parameters", "forget", "draw", "collect", "compare", "buffers", "late",
     "relate", "health",
 )  # fmt: skip
 
