@@ -158,12 +158,14 @@ class Bench:
     def pair(self, draws: Sequence[Draw], *, reference_first: bool, hold: bool = False) -> tuple[ArmTurn, ArmTurn]:
         """One turn of each side on the same inputs, in the given order, with every call compared.
 
+        The reference's results are never spoiled, since it may keep memory that it hands out, nor is what the candidate
+        hands out in its stead.
         Timed calls are compared for the defence `every_call`.
         """
-        calls = self.draw(draws)
+        calls, kept = self.draw(draws), self.observed.given_again
         if reference_first:
             reference = self.run_reference(calls)
-        candidate, results = self.candidate.run(calls, hold=hold, each=self.each)
+        candidate, results = self.candidate.run(calls, hold=hold, each=self.each, kept=kept)
         if not reference_first:
             reference = self.run_reference(calls)
         if "every_call" in self.on or self.observed.step not in ("time", "confirm"):

@@ -136,7 +136,7 @@ def read_candidate(reference: str, task: Task) -> Candidate:
     if reference.startswith("seed:"):
         return _seed(reference, task)
     path = Path(reference)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UsageError(f"{reference} is a folder; give one file of it")
     from tasks.reference_source import read_source
 

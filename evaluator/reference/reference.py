@@ -26,6 +26,8 @@ from evaluator.worker.backend import Backend
 from evaluator.worker.tree import flatten
 from tasks.records.task import Precision
 
+TASK_FILE = "task.py"
+"""What tracebacks call the task's source."""
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -65,7 +67,7 @@ class Reference:
     def load(cls, source: str, precision: Precision, mode: str, seed: int, backend: Backend) -> Reference:
         """Runs the task's source. Raises IllFormedTask when a part of the convention is missing."""
         module = types.ModuleType("task")
-        exec(compile(source, "task.py", "exec"), module.__dict__)
+        exec(compile(source, TASK_FILE, "exec"), module.__dict__)
         for name in ("Model", "get_inputs", "get_init_inputs"):
             if not callable(module.__dict__.get(name)):
                 raise IllFormedTask(f"the task defines no {name}")
@@ -88,6 +90,8 @@ class Reference:
     def admit(self, seed: int, known: str | None) -> None:
         """Sizes and call time; domain and error budgets, from an earlier admission's JSON where it is given."""
         drawn = [self.subject.draw(seed + index) for index in range(3)]
+        if not known:
+            self._refuse_unless_comparable(self.subject.run(drawn[0]))
         self.input_bytes = [native.nbytes_of(tensor) for tensor in flatten(drawn[0], native.is_tensor).tensors]
         self.admission = (
             Admission.model_validate_json(known)
@@ -101,6 +105,14 @@ class Reference:
         self._copy_state(self._constructed)
         self.call_ns = (stamps[3] - stamps[1]) / 2
         self.output_bytes = [t.numel() * t.element_size() for t in flatten(results[0], native.is_tensor).tensors]
+
+    def _refuse_unless_comparable(self, outputs: Leaves) -> None:
+        if not outputs:
+            raise IllFormedTask("forward returns no tensor, so there is nothing to compare; return at least one")
+        for path, tensor in outputs:
+            if tensor.is_complex() or native.spec_of(tensor).dtype not in native.DTYPES:
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise IllFormedTask(f"output {path} is of {kind}, which is not compared; return real numbers")
 
     def quieten(self) -> None:
         """Dropout off, where it is what makes the reference random."""

@@ -21,7 +21,7 @@ from evaluator.reference.comparison import Leaves, compare_call, same_bits
 from evaluator.reference.parameters import Style
 from evaluator.reference.placement import Placement
 from evaluator.reference.placement_cuda import placement_of
-from evaluator.reference.reference import Reference
+from evaluator.reference.reference import TASK_FILE, Reference
 from evaluator.worker import native, wire
 from evaluator.worker.backend import Backend, create
 from evaluator.worker.phases import failure
@@ -232,8 +232,9 @@ def serve(channel: socket, settings: dict[str, Any]) -> None:
             answer = handlers[operation](**request, **({"fds": descriptors} if descriptors else {}))
             backend.settle()
         except Exception as error:
-            logger.warning("the reference server failed in %s", operation, exc_info=True)
-            answer = failure(operation, error)
+            level = logging.DEBUG if operation == "open" else logging.WARNING  # mostly the task's own code fails there
+            logger.log(level, "the reference server failed in %s", operation, exc_info=True)
+            answer = failure(operation, error, TASK_FILE)
         wire.send(channel, answer, answer.pop("fds", ()))
         for number in descriptors:
             os.close(number)

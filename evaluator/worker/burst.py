@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -106,15 +106,15 @@ class Delivery:
             del row["address"], row["span_bytes"]
         return {"structure": flat.structure, "leaves": leaves, "aliases": aliases}
 
-    def spoil(self, results: list[Range], fill: Callable[[int, int], None]) -> None:
+    def spoil(self, results: list[Range], kept: Collection[str], fill: Callable[[int, int], None]) -> None:
         """Marks results that their caller drops, in their first bytes.
 
         They are the caller's, who may write to them; memory that is handed out again unwritten then shows no earlier
-        answer. What lies in inputs or parameters is left alone.
+        answer. What lies in inputs or parameters is left alone, and so are the paths `kept`.
         """
         foreign = [self._input, *((start, end) for start, end, _ in self._parameters)]
-        for start, end, _ in results:
-            if not any(start < upper and lower < end for lower, upper in foreign):
+        for start, end, path in results:
+            if path not in kept and not any(start < upper and lower < end for lower, upper in foreign):
                 fill(start, min(end - start, SPOILED_BYTES))
 
     def _overlaps(self, here: Range, earlier: list[Range], own: list[Range]) -> list[dict[str, str]]:
