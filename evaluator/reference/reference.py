@@ -21,7 +21,7 @@ from evaluator.reference.domain import draw_inputs
 from evaluator.reference.fresh import timed_inputs
 from evaluator.reference.parameters import Style, usable_state
 from evaluator.reference.subject import Subject, map_tensors, seeded
-from evaluator.worker import native
+from evaluator.worker import burst, native
 from evaluator.worker.backend import Backend
 from evaluator.worker.tree import flatten
 from tasks.records.task import Precision
@@ -109,6 +109,8 @@ class Reference:
     def _refuse_unless_comparable(self, outputs: Leaves) -> None:
         if not outputs:
             raise IllFormedTask("forward returns no tensor, so there is nothing to compare; return at least one")
+        if len(outputs) > burst.MAX_LEAVES:
+            raise IllFormedTask(f"forward returns {len(outputs)} tensors; at most {burst.MAX_LEAVES} are compared")
         for path, tensor in outputs:
             if tensor.is_complex() or native.spec_of(tensor).dtype not in native.DTYPES:
                 kind = str(tensor.dtype).removeprefix("torch.")

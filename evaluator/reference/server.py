@@ -231,7 +231,7 @@ def serve(channel: socket, settings: dict[str, Any]) -> None:
         try:
             answer = handlers[operation](**request, **({"fds": descriptors} if descriptors else {}))
             backend.settle()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             level = logging.DEBUG if operation == "open" else logging.WARNING  # mostly the task's own code fails there
             logger.log(level, "the reference server failed in %s", operation, exc_info=True)
             answer = failure(operation, error, TASK_FILE)

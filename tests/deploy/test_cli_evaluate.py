@@ -339,14 +339,15 @@ def test_a_path_to_anything_but_text_is_one_sentence(judge: FakeJudge, folder: P
             assert says in str(raised.value) or path[:100] in str(raised.value)
 
 
-def test_a_batch_may_come_through_a_pipe(judge: FakeJudge, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_may_come_through_a_pipe(judge: FakeJudge, folder: Path) -> None:
     line = json.dumps({"id": 1, "task": str(folder / "task.py"), "candidate": str(folder / "accept.py")})
     read, write = os.pipe()
     os.write(write, line.encode())
     os.close(write)
-    assert evaluate_batch(Request(), f"/dev/fd/{read}", "", make=evaluation.make_judge) == 0
+    out = folder / "out.jsonl"
+    assert evaluate_batch(Request(), f"/dev/fd/{read}", str(out), make=evaluation.make_judge) == 0
     os.close(read)
-    assert json.loads(capsys.readouterr().out)["id"] == 1
+    assert json.loads(out.read_text())["id"] == 1
 
 
 def _batch_to(folder: Path, out: str) -> int:

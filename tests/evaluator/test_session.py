@@ -155,6 +155,8 @@ def get_init_inputs():
         ("None", "return [torch.ones(3)]", "no tensor"),
         ("3", "return [torch.ones(3)]", "no tensor"),
         ("x.to(torch.complex64) * 2", "return [torch.randn(3)]", "output 0 is of complex64"),
+        ("tuple(x + i for i in range(100))", "return [torch.ones(3)]", "100 tensors"),
+        ("x", "raise SystemExit(3)", "SystemExit: 3 (line 10)"),
         ("object()", "return [torch.ones(3)]", "no tensor"),
         ("(x + 1, object())", "return [torch.ones(3)]", "a value of type object"),
     ],
@@ -169,6 +171,21 @@ def test_a_task_that_cannot_be_used_is_one_sentence(
     assert result.message.startswith("the task cannot be used: ")
     assert says in result.message
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("forward", ["x", "(x + 1, x)", "{'a': [x.t(), x[1:]]}"])
+def test_results_that_are_inputs_are_allowed_where_the_reference_hands_them_out(
+    evaluator: Evaluator, forward: str
+) -> None:
+    passing = Task(id="file:passing", source=PLAIN.format(forward=forward, inputs="return [torch.randn(64, 64)]"))
+    twin = passing.source.partition("def get_inputs")[0].replace("class Model(", "class ModelNew(")
+    result = judged(evaluator, passing, Candidate(source=twin))
+    assert result.outcome == "accepted", result.message
+
+
+@pytest.mark.parametrize("forward", ["tuple(x + i for i in range(100))", "[1] * 5000", "{'a' * 500: x}"])
+def test_results_of_an_unwieldy_form_are_wrong_and_no_forgery(evaluator: Evaluator, task: Task, forward: str) -> None:
+    assert judged(evaluator, task, candidate(f"return {forward}")).reason == "incorrect"
 
 
 KEEPS = """
