@@ -17,7 +17,7 @@ from evaluator.judgement.facts import CallResult, DrawKind
 from evaluator.observed import Observed
 from evaluator.sides import Side, Which
 from evaluator.timing.clock import ArmTurn
-from evaluator.timing.statistics import Pair, timer_facts
+from evaluator.timing.statistics import Pair, timer_facts, with_alone
 from evaluator.worker import schema
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ Style = Literal["near", "unit", "exact"]
 class Draw:
     """How the inputs of one call are made.
 
-    `sparse` replaces a few elements by those of another draw, `mixed` mixes base draws (timed calls), `poison` puts NaN
+    `sparse` replaces a few elements by those of another draw, `timed` scales a little as well, `poison` puts NaN
     into them.
     """
 
     seed: int
     kind: DrawKind = "as_given"
     sparse: int | None = None
-    mixed: bool = False
+    timed: bool = False
     poison: bool = False
 
     @classmethod
@@ -112,13 +112,9 @@ class Bench:
         """Whether parameters change in the middle of a timing."""
         return self.observed.parameters == "loaded" and not self.each and "parameter_tracking" in self.on
 
-    def use_bases(self, secret: int) -> None:
-        """New base draws for the inputs of timed calls."""
-        self.server.ask({"op": "bases", "secret": secret})
-
-    def timed(self, pairs: Sequence[Pair]) -> None:
-        """Notes what all pairs of a timing show of the candidate's timer."""
-        self.observed.timers = timer_facts(pairs)
+    def timed(self, pairs: Sequence[Pair], alone: Sequence[Pair]) -> None:
+        """Notes what all pairs of a timing, and those of single calls, show of the candidate's timer."""
+        self.observed.timers = with_alone(timer_facts(pairs), alone)
 
     def secret(self) -> int:
         """A new secret seed."""
@@ -192,12 +188,14 @@ class Bench:
     def pair(self, draws: Sequence[Draw], *, reference_first: bool, hold: bool = False) -> tuple[ArmTurn, ArmTurn]:
         """One turn of each side on the same inputs, in the given order, with every call compared.
 
+        The reference's results are never spoiled, since it may keep memory that it hands out, nor is what the candidate
+        hands out in its stead.
         Timed calls are compared for the defence `every_call`.
         """
-        calls = self.draw(draws)
+        calls, kept = self.draw(draws), self.observed.given_again
         if reference_first:
             reference = self.run_reference(calls)
-        candidate, results = self.candidate.run(calls, hold=hold, each=self.each)
+        candidate, results = self.candidate.run(calls, hold=hold, each=self.each, kept=kept)
         if not reference_first:
             reference = self.run_reference(calls)
         if "every_call" in self.on or self.observed.step not in ("time", "confirm"):

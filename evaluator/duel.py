@@ -64,11 +64,6 @@ class Duel:
         """A new secret seed."""
         return self.own.secret()
 
-    def use_bases(self, secret: int) -> None:
-        """The same new base draws for both."""
-        for bench in (self.own, self.other):
-            bench.use_bases(secret)
-
     def place(self, slots: int) -> None:
         """Fresh arenas for both."""
         for bench in (self.own, self.other):
@@ -97,9 +92,9 @@ class Duel:
         self._other_gate.pass_or_end()
         return theirs, mine
 
-    def timed(self, pairs: Sequence[Pair]) -> None:
-        """Notes what all pairs of a timing show of both candidates' timers."""
-        self.own.timed(pairs)
+    def timed(self, pairs: Sequence[Pair], alone: Sequence[Pair]) -> None:
+        """Notes what all pairs of a timing, and those of single calls, show of both candidates' timers."""
+        self.own.timed(pairs, alone)
         self.other.observed.timers = timer_facts([_swapped(pair) for pair in pairs])
         self.other.observed.news()
         self._other_gate.pass_or_end()

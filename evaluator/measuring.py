@@ -6,23 +6,28 @@ is bounded by the judge's spans.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from evaluator.bench import Bench, Draw
+from evaluator.judgement.defences.timer_disagreement import alone_cap
 from evaluator.judgement.facts import Confirmation
 from evaluator.timing import hygiene, protocols
 from evaluator.timing.clock import Disturbances, calls_per_turn, pair_of
 from evaluator.timing.plans import Stop, TimingResult
-from evaluator.timing.statistics import Pair, checked
+from evaluator.timing.statistics import Order, Pair, checked
 
 if TYPE_CHECKING:
     from evaluator.config import EvaluatorConfig
     from evaluator.device import Device
     from evaluator.duel import Duel
     from evaluator.flow import Gate
+
+ALONE_EVERY = 2
+"""Every so many pairs there is one of single calls beside them."""
 
 
 def settings(config: EvaluatorConfig, bench: Bench | Duel, slots: int, reload: bool) -> protocols.TimingSettings:
@@ -54,8 +59,8 @@ def _run(bench: Bench | Duel, gate: Gate, device: Device, config: EvaluatorConfi
         config.protocol, random.Random(bench.secret()), numbers, history=bench.history,
         reference_ms=bench.server.opened["call_ms"], window_s=config.timing.paper_window_s,
     )  # fmt: skip
-    bench.use_bases(bench.secret())
     pairs: list[Pair] = []
+    alone: list[Pair] = []
     cores = 0 if device.runtime else len(device.arm_cores)
     placement, disturbances, begin = -1, Disturbances(), time.monotonic()
     readings: list[hygiene.Reading] = []
@@ -77,17 +82,40 @@ def _run(bench: Bench | Duel, gate: Gate, device: Device, config: EvaluatorConfi
         bench.observed.turns.add(bench.observed.step, pairs[-1], readings[-1] if readings else {})
         protocol.feed(pairs[-1])
         gate.pass_or_end()
+        if len(pairs) % ALONE_EVERY == 0 and cores:
+            alone.append(_alone(bench, plan.placement, cores))
+            gate.pass_or_end()
     result = protocol.result(device.type)
-    bench.timed(pairs)
+    bench.timed(pairs, alone)
+    result = capped(result, alone_cap(bench.observed.timers, math.log(result.measurement.speedup)))
     if readings:
         measurement = result.measurement.model_copy(update={"clocks": hygiene.summary(readings)})
         return replace(result, measurement=measurement)
     return result
 
 
+def _alone(bench: Bench | Duel, placement: int, cores: int) -> Pair:
+    """A pair of one call each: while it runs, no later call's inputs are there to be worked on in advance."""
+    reference_first = bench.rng.random() < 0.5
+    reference, candidate = bench.pair([_timed(bench)], reference_first=reference_first)
+    order: Order = "reference_first" if reference_first else "candidate_first"
+    return checked(pair_of(reference, candidate, placement, order, cores=cores))
+
+
+def capped(result: TimingResult, cap_log: float) -> TimingResult:
+    """The result, its speedup and interval lowered to the cap where they are above it."""
+    found = result.measurement
+    over = math.log(found.speedup) - cap_log
+    if over <= 0:
+        return result
+    names = ("speedup", "ci_low", "ci_high")
+    lowered = found.model_copy(update={name: getattr(found, name) * math.exp(-over) for name in names})
+    return replace(result, measurement=lowered, span_limited=True)
+
+
 def _timed(bench: Bench | Duel) -> Draw:
     """Inputs of a timed call: fresh ones for the defence `stale_result`, else the same for all calls."""
-    return Draw(bench.secret() if "stale_result" in bench.on else 0, mixed=True)
+    return Draw(bench.secret() if "stale_result" in bench.on else 0, timed=True)
 
 
 def _settle(bench: Bench | Duel, calls: int) -> None:

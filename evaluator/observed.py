@@ -74,6 +74,7 @@ class Observed:
         self._expected: tuple[ExpectedLeaf, ...] = ()
         self._expected_structure = "tensor"
         self._reference_aliases: set[tuple[str, str]] = set()
+        self._seen_together = False
         self._memory = MemoryLog()
         self._base_device: int | None = None
 
@@ -126,10 +127,18 @@ class Observed:
 
     def reference_ran(self, results: list[schema.Result]) -> None:
         """Describes the reference's own output, to compare the candidate's with."""
+        self._seen_together = self._seen_together or len(results) > 1
         keys = {"path", "device", "dtype", "shape"}
         self._expected = tuple(ExpectedLeaf(**leaf.model_dump(include=keys)) for leaf in results[0].leaves)
         self._expected_structure = results[0].structure
         self._reference_aliases |= {(alias.target, alias.path) for result in results for alias in result.aliases}
+
+    @property
+    def given_again(self) -> list[str] | None:
+        """Paths at which the reference hands out memory that it keeps; None while no two results were seen together."""
+        if not self._seen_together:
+            return None
+        return sorted(path for target, path in self._reference_aliases if target == "earlier_output")
 
     def compared(self, calls: list[CallResult | None], results: list[schema.Result], verdict: dict[str, Any]) -> None:
         """Adds one compared burst."""

@@ -60,8 +60,17 @@ class WarmReference:
         except ArmFault as fault:
             raise ReferenceFailed(f"the reference server failed: {fault}") from fault
         if turn.answer.get("op") == "failed":
-            raise ReferenceFailed(f"{turn.answer['kind']} in the task's {turn.answer['stage']}: {turn.answer['text']}")
+            raise ReferenceFailed(_said(turn.answer))
         return turn
+
+
+def _said(failed: dict[str, Any]) -> str:
+    """What the server's answer says about the task."""
+    where = f" (line {failed['line']})" if failed["line"] else ""
+    what = failed["text"] if failed["kind"] == "IllFormedTask" else f"{failed['kind']}: {failed['text']}"
+    if failed["stage"] == "open":
+        return f"the task cannot be used: {what}{where}"
+    return f"the reference server failed in {failed['stage']}: {what}{where}"
 
 
 class Evaluator:

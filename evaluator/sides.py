@@ -146,10 +146,14 @@ class Side:
         return {self.names.get(name, name): entry for name, entry in entries.items()}
 
     def run(
-        self, calls: list[dict[str, Any]], *, hold: bool = False, each: bool = False, timeout_s: float | None = None
-    ) -> tuple[ArmTurn, list[schema.Result]]:
-        """One burst: the turn, and the description of each result, which lies in the output arena."""
-        request = {"op": "run", "calls": calls, "hold": hold, "each": each}
+        self, calls: list[dict[str, Any]], *, hold: bool = False, each: bool = False,
+        kept: Sequence[str] | None = None, timeout_s: float | None = None,
+    ) -> tuple[ArmTurn, list[schema.Result]]:  # fmt: skip
+        """One burst: the turn, and the description of each result, which lies in the output arena.
+
+        Results that are not held are spoiled but for the paths `kept`; none are for None.
+        """
+        request = {"op": "run", "calls": calls, "hold": hold, "each": each, "kept": kept}
         answer, turn = self.ask(request, schema.Ran, timeout_s or self.burst_s(len(calls)))
         if len(answer.results) != len(calls) or len(answer.stamps) != len(calls) + 1:
             raise self._failed("forged", "an answer for another number of calls")

@@ -37,7 +37,10 @@ def read_source(path: Path) -> str:
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UsageError(f"{path} is not a regular file; give a Python file")
-        data = file.read(MAX_SOURCE_BYTES + 1)
+        try:
+            data = file.read(MAX_SOURCE_BYTES + 1)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}; give a readable file") from None
     if len(data) > MAX_SOURCE_BYTES:
         raise UsageError(f"{path} is larger than {MAX_SOURCE_BYTES} bytes, too large for a task or kernel source")
     try:

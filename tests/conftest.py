@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 SHARED_VARIABLE = "KONTRAST_SHARED"
+
+
+def pytest_configure() -> None:
+    """Commands that a test starts can be interrupted, also where the tests run in the background of a shell, which
+    ignores SIGINT there."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

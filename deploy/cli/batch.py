@@ -7,10 +7,12 @@ exactly one evaluation, `evaluator_lost` when its evaluator died.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import multiprocessing
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -44,10 +46,7 @@ class Line:
 
 def read_lines(request: Request, path: Path) -> list[Line]:
     """All lines of a batch. Raises UsageError that names the first line which cannot be used."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; give --batch a readable file") from error
+    raw = _read(path)
     lines: list[Line] = []
     tasks: dict[str, Task] = {}
     for number, data in enumerate(raw.split(b"\n"), 1):
@@ -60,6 +59,23 @@ def read_lines(request: Request, path: Path) -> list[Line]:
     if not lines:
         raise UsageError(f'{path} has no lines: each is {{"id": ..., "task": ..., "candidate": ...}}')
     return lines
+
+
+def _read(path: Path) -> bytes:
+    """All bytes of a file or of a pipe that somebody writes to; a pipe without a writer is empty and blocks nobody."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+                raise UsageError(f"{path} is neither a file nor a pipe; give --batch a readable file")
+            os.set_blocking(descriptor, True)
+            return file.read()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"cannot read {path}: {reason}; give --batch a readable file") from None
 
 
 def _line(request: Request, folder: Path, data: bytes, tasks: dict[str, Task]) -> Line:

@@ -187,7 +187,7 @@ def read_candidate(reference: str, task: Task) -> Candidate:
     if reference.startswith("seed:"):
         return _seed(reference, task)
     path = Path(reference)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UsageError(f"{reference} is a folder; give one file of it")
     from tasks.reference_source import read_source
 
@@ -345,6 +345,8 @@ def evaluate_controls(
         figures = health(found)
         if as_json:
             stream.write(stable_json(asdict(figures)) + "\n")
+        elif not figures.measured:
+            stream.write(f"None of {figures.failed} was measured, so nothing is known of the evaluator.\n")
         else:
             stream.write(
                 f"{figures.measured} measured, {figures.failed} failed, {figures.coverage:.0%} of intervals cover 1, "

@@ -29,8 +29,8 @@ Where = Annotated[
     str,
     typer.Option(
         "--store", envvar="KONTRAST_STORE", metavar="URL|FOLDER", show_default=False,
-        help="redis://, rediss://, unix:// or redis+sentinel:// URL, or the folder of an embedded server, which is "
-        "created when missing.",
+        help="redis://, rediss://, unix:// or redis+sentinel:// URL, the folder of an embedded server, which `import` "
+        "creates when missing, or a run.",
     ),
 ]  # fmt: skip
 Namespace = Annotated[str, typer.Option(help="First part of every key.")]
@@ -161,7 +161,7 @@ def import_(
 
     The format is told by the content. Importing again changes nothing; an interrupted import goes on.
     """
-    with _opened(store, namespace) as opened:
+    with _opened(store, namespace, create=True) as opened:
         from exemplar_store.transfer import import_path
 
         result = import_path(opened, path, device_type=device_type, progress=_Progress("lines read"))
@@ -214,11 +214,25 @@ def verify(
 
 
 @contextmanager
-def _opened(location: str, namespace: str) -> Iterator[ExemplarStore]:
+def _opened(location: str, namespace: str, *, create: bool = False) -> Iterator[ExemplarStore]:
     from exemplar_store import ExemplarStore, StoreConfig
 
+    location = location if create else _existing(location)
     with ExemplarStore.connect(location, StoreConfig(namespace=namespace), adopt_buckets=True) as opened:
         yield opened
+
+
+def _existing(location: str) -> str:
+    """Where a store is: a URL, an embedded server's folder, or that of a run. Raises UsageError for none."""
+    from exemplar_store.server import LOCK_FILE
+
+    if "://" in location:
+        return location
+    folders = [Path(location), Path(location) / "store", Path("runs") / location / "store"]
+    found = next((folder for folder in folders if (folder / LOCK_FILE).exists()), None)
+    if found is None:
+        raise UsageError(f"{location} holds no store: name a run, the folder of an embedded server, or a URL")
+    return str(found)
 
 
 def _find_task(opened: ExemplarStore, name: str) -> str:

@@ -156,17 +156,19 @@ def winners(state: RunState, above: float) -> list[str]:
 
 def table_rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
     """Header and rows of the final table."""
-    rows: list[tuple[str, ...]] = [("task", "device", "reference", "best accepted", "interval", "label", "file")]
+    header = ("task", "device", "reference", "best seed", "best sampled", "interval", "label", "file")
+    rows: list[tuple[str, ...]] = [header]
     for task in summary["tasks"]:
         best = task["best"]
         reference = "-" if task["reference_ms"] is None else f"{task['reference_ms']:.3f} ms"
+        seed = "-" if task["best_seed"] is None else f"{task['best_seed']:.2f}x"
         if best is None:
-            rows.append((task["task"], task["device_type"], reference, "none", "-", "-", "-"))
+            rows.append((task["task"], task["device_type"], reference, seed, "none", "-", "-", "-"))
             continue
         interval = f"{best['ci_low']:.2f} to {best['ci_high']:.2f}" if best["ci_low"] is not None else "-"
         confirmed = {"accepted": ", confirmed", "no": ""}.get(best["confirmed"], ", not confirmed")
         rows.append(
-            (task["task"], task["device_type"], reference, f"{best['speedup']:.2f}x", interval,
+            (task["task"], task["device_type"], reference, seed, f"{best['speedup']:.2f}x", interval,
              best["label"] + confirmed, best["file"] or "-")
         )  # fmt: skip
     return rows

@@ -210,6 +210,11 @@ class TimerFacts(Fact):
     """Half-width of the span's log speedup, as seen on the reference arm."""
     quiet_log: float = 0.0
     """The span's log speedup by its quiet turns alone: the lower quartiles of both arms' overheads."""
+    alone_turns: int = 0
+    """Turns of one call, for which no later input existed yet."""
+    alone_log: float = 0.0
+    """The span's log speedup by these."""
+    alone_error_log: float = 0.0
     reference_slowdown_log: float = 0.0
     """Log of (reference's time beside the worker over its time alone), after one repetition of the turn."""
     slowdown_error_log: float = 0.0

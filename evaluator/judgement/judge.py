@@ -21,6 +21,9 @@ from evaluator.judgement.labels import labels_of
 from evaluator.judgement.rules import Rules
 from tasks.records.evaluation import Measurement, Outcome, Reason, RejectionReason, Step
 
+LOWERED = 1.1
+"""How far a score may lie below the ratio of the times before the message says why."""
+
 PRECEDENCE: tuple[RejectionReason, ...] = (
     "contract", "compile_error", "forged_result", "tampering", "timeout", "crash", "lazy_output", "input_mutation",
     "aliasing", "constant_output", "caching", "hyperparameter", "precision_downgrade", "incorrect", "state_leak",
@@ -128,8 +131,15 @@ def _named(fault: Fault, defence: Defence) -> Fault:
 
 
 def accepted_message(measurement: Measurement) -> str:
-    """What is said of an accepted candidate."""
-    return (
+    """What is said of an accepted candidate; also why its score is below what its times suggest."""
+    text = (
         f"Right on every call; {measurement.speedup:.3g}x the reference's speed "
         f"({measurement.ci_low:.3g} to {measurement.ci_high:.3g})."
     )
+    by_times = measurement.reference_ms / measurement.candidate_ms
+    if by_times > LOWERED * measurement.speedup:
+        text += (
+            f" Its usual calls alone would say {by_times:.3g}x; all calls, the first of each turn included, and the "
+            "judge's own clock show no more than what is scored."
+        )
+    return text

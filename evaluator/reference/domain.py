@@ -34,7 +34,7 @@ class InputTrait(BaseModel):
     """What one tensor of the inputs is.
 
     `fixed_structure` inputs (triangles, symmetric matrices, probabilities, sorted indices) may be scaled where they are
-    floating, and are never mixed from two draws.
+    floating; their elements are never exchanged for those of another draw.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -19,33 +18,21 @@ from evaluator.reference.adversaries import poisoned
 from evaluator.reference.budget import ErrorBudget
 from evaluator.reference.comparison import Leaves
 from evaluator.reference.domain import draw_inputs
-from evaluator.reference.fresh import apply_plan, fresh_plan
+from evaluator.reference.fresh import timed_inputs
 from evaluator.reference.parameters import Style, usable_state
 from evaluator.reference.subject import Subject, map_tensors, seeded
-from evaluator.worker import native
+from evaluator.worker import burst, native
 from evaluator.worker.backend import Backend
 from evaluator.worker.tree import flatten
 from tasks.records.task import Precision
 
+TASK_FILE = "task.py"
+"""What tracebacks call the task's source."""
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-BASES = 4
-"""Base draws that fresh inputs of timed calls are mixed from."""
 
 
 class IllFormedTask(ValueError):
     """The task's source does not follow the convention."""
-
-
-@dataclass
-class Bases:
-    """A few draws whose mixtures are the inputs of timed calls."""
-
-    secret: int
-    trees: list[list[Any]]
-    tensors: list[list[torch.Tensor]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tensors = [flatten(tree, native.is_tensor).tensors for tree in self.trees]
 
 
 class Reference:
@@ -68,7 +55,6 @@ class Reference:
         """Whether inputs as the task makes them require gradients."""
         self.input_bytes: list[int] = []
         self.output_bytes: list[int] = []
-        self._bases: Bases | None = None
         with seeded(seed, self.device):
             self.arguments = [self._cast(value) for value in namespace["get_init_inputs"]()]
         with seeded(seed, self.device):
@@ -83,7 +69,7 @@ class Reference:
     def load(cls, source: str, precision: Precision, mode: str, seed: int, backend: Backend) -> Reference:
         """Runs the task's source. Raises IllFormedTask when a part of the convention is missing."""
         module = types.ModuleType("task")
-        exec(compile(source, "task.py", "exec"), module.__dict__)
+        exec(compile(source, TASK_FILE, "exec"), module.__dict__)
         for name in ("Model", "get_inputs", "get_init_inputs"):
             if not callable(module.__dict__.get(name)):
                 raise IllFormedTask(f"the task defines no {name}")
@@ -108,6 +94,8 @@ class Reference:
     def admit(self, seed: int, known: str | None) -> None:
         """Sizes and call time; domain and error budgets, from an earlier admission's JSON where it is given."""
         drawn = [self.subject.draw(seed + index) for index in range(3)]
+        if not known:
+            self._refuse_unless_comparable(self.subject.run(drawn[0]))
         self.input_bytes = [native.nbytes_of(tensor) for tensor in flatten(drawn[0], native.is_tensor).tensors]
         self.admission = (
             Admission.model_validate_json(known)
@@ -122,6 +110,16 @@ class Reference:
         self.call_ns = (stamps[3] - stamps[1]) / 2
         self.output_bytes = [t.numel() * t.element_size() for t in flatten(results[0], native.is_tensor).tensors]
 
+    def _refuse_unless_comparable(self, outputs: Leaves) -> None:
+        if not outputs:
+            raise IllFormedTask("forward returns no tensor, so there is nothing to compare; return at least one")
+        if len(outputs) > burst.MAX_LEAVES:
+            raise IllFormedTask(f"forward returns {len(outputs)} tensors; at most {burst.MAX_LEAVES} are compared")
+        for path, tensor in outputs:
+            if tensor.is_complex() or native.spec_of(tensor).dtype not in native.DTYPES:
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise IllFormedTask(f"output {path} is of {kind}, which is not compared; return real numbers")
+
     def quieten(self) -> None:
         """Dropout off, where it is what makes the reference random."""
         for module in self.model.modules():
@@ -132,28 +130,15 @@ class Reference:
         """The error budget of one kind of draw, for parameters as constructed or drawn."""
         return self.admission.budget(kind, constructed=constructed)
 
-    def use_bases(self, secret: int | None) -> None:
-        """Makes new base draws for timed calls, or drops them."""
-        self._bases = None
-        if secret is not None:
-            self._bases = Bases(secret, [self.subject.draw(secret + index) for index in range(BASES)])
-
     def inputs(self, draw: dict[str, Any]) -> list[Any]:
         """The inputs of one call."""
         seed, kind = int(draw["seed"]), cast("DrawKind", draw["kind"])
-        if draw["mixed"] and self._bases is not None:
-            return self._mixed(self._bases, seed)
+        if draw["timed"]:
+            return timed_inputs(self.subject, self.admission.domain, seed)
         inputs = draw_inputs(self.subject, self.admission.domain, kind, seed)
         if draw["sparse"] is not None:
             self._sparse(inputs, int(draw["sparse"]))
         return poisoned(inputs) if draw["poison"] else inputs
-
-    def _mixed(self, bases: Bases, call: int) -> list[Any]:
-        plan = fresh_plan(bases.secret, call, BASES)
-        made = [map_tensors(value, torch.empty_like) for value in bases.trees[plan.first]]
-        out = flatten(made, native.is_tensor).tensors
-        apply_plan(plan, bases.tensors, self.admission.domain.traits, out)
-        return made
 
     def _sparse(self, inputs: list[Any], seed: int) -> None:
         """Replaces a few elements of every free floating input by those of another draw, in place."""

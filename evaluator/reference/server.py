@@ -21,7 +21,7 @@ from evaluator.reference.comparison import Leaves, compare_call, same_bits
 from evaluator.reference.parameters import Style
 from evaluator.reference.placement import Placement
 from evaluator.reference.placement_cuda import placement_of
-from evaluator.reference.reference import Reference
+from evaluator.reference.reference import TASK_FILE, Reference
 from evaluator.worker import native, wire
 from evaluator.worker.backend import Backend, create
 from evaluator.worker.phases import failure
@@ -118,16 +118,10 @@ class Server:
         self._history.clear()
         self._parameters.clear()
         self.reference.set_parameters(None)
-        self.reference.use_bases(None)
         self._draws = []
         self._compared = 0
         self.placement.forget()
         return {"op": "forgot"}
-
-    def bases(self, secret: int | None) -> Answer:
-        """New base draws for the inputs of timed calls."""
-        self.reference.use_bases(secret)
-        return {"op": "based"}
 
     def draw(self, draws: list[dict[str, Any]]) -> Answer:
         """Fresh inputs for the next turn of both arms; output slots are poisoned."""
@@ -225,8 +219,8 @@ class Server:
 
 
 OPERATIONS = (
-    "open", "admission", "bases", "place", "parameters", "forget", "draw", "collect", "compare", "buffers", "late",
-    "relate", "health", "work",
+    "open", "admission", "place", "parameters", "forget", "draw", "collect", "compare", "buffers", "late", "relate",
+    "health", "work",
 )  # fmt: skip
 
 
@@ -246,9 +240,10 @@ def serve(channel: socket, settings: dict[str, Any]) -> None:
         try:
             answer = handlers[operation](**request, **({"fds": descriptors} if descriptors else {}))
             backend.settle()
-        except Exception as error:
-            logger.warning("the reference server failed in %s", operation, exc_info=True)
-            answer = failure(operation, error)
+        except (Exception, SystemExit) as error:
+            level = logging.DEBUG if operation == "open" else logging.WARNING  # mostly the task's own code fails there
+            logger.log(level, "the reference server failed in %s", operation, exc_info=True)
+            answer = failure(operation, error, TASK_FILE)
         wire.send(channel, answer, answer.pop("fds", ()))
         for number in descriptors:
             os.close(number)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from evaluator.judgement.defences.timer_disagreement import UNRESOLVED_LOG
 from evaluator.judgement.facts import TimerFacts
 from evaluator.timing.quantiles import t_quantile
 
@@ -29,8 +30,6 @@ OVERHEAD_TRIM = 0.20
 """Share trimmed from overheads at either end: on a busy machine a turn waits for a processor now and then."""
 SYSTEMATIC_NS = 50_000.0
 """What the overheads of two processes may differ by without anything being wrong."""
-UNRESOLVED_LOG = 10.0
-"""Span error, in log units, where the span cannot tell the candidate's time from its own overhead."""
 
 Order = Literal["reference_first", "candidate_first"]
 
@@ -248,6 +247,13 @@ def _burst_ratio(pairs: Sequence[Pair]) -> tuple[float, float]:
     n = len(pairs)
     parts = [r * n / total_reference - c * n / total_candidate for r, c in zip(reference, candidate, strict=True)]
     return math.log(total_reference / total_candidate), math.sqrt(_variance(parts) / n)
+
+
+def with_alone(facts: TimerFacts, alone: Sequence[Pair]) -> TimerFacts:
+    """The facts with what turns of one call show by the judge's clock."""
+    seen = timer_facts(alone)
+    update = {"alone_turns": seen.turns, "alone_log": seen.span_log, "alone_error_log": seen.span_error_log}
+    return facts.model_copy(update=update)
 
 
 def timer_facts(pairs: Sequence[Pair], *, slowdown_log: float = 0.0, slowdown_error_log: float = 0.0) -> TimerFacts:

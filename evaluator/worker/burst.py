@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -24,6 +24,12 @@ _no_grad = torch.no_grad
 
 SPOILED_BYTES = 64
 """Of a result that is dropped."""
+MAX_LEAVES = 64
+"""Tensors of a result."""
+MAX_TEXT = 2000
+"""Characters that describe a result's structure."""
+MAX_PATH = 200
+"""Characters of a tensor's place in it."""
 
 Range = tuple[int, int, str]
 """Start and end address of memory in use, and what it is called."""
@@ -79,7 +85,7 @@ class Delivery:
         self._parameters = native.state_ranges(model) if model is not None else []
 
     def deliver(self, result: Any, slots: list[list[int]], earlier: list[Range]) -> dict[str, Any]:
-        """Copies one call's tensors into its slots and describes them.
+        """Copies one call's tensors into its slots and describes them; more than `MAX_LEAVES` are only counted.
 
         `earlier` are the results that the caller still holds; this call's are added. The answer is untrusted and holds
         `structure`, one row per leaf (the fields of `LeafFacts`) and `aliases`.
@@ -88,10 +94,13 @@ class Delivery:
             flat = flatten(result, native.is_tensor)
         except UnsupportedLeaf as error:
             return {"structure": str(error)[:200], "leaves": [], "aliases": []}
+        if len(flat.tensors) > MAX_LEAVES:
+            return {"structure": f"{len(flat.tensors)} tensors", "leaves": [], "aliases": []}
         leaves: list[dict[str, Any]] = []
         aliases: list[dict[str, str]] = []
         own: list[Range] = []
         for index, (tensor, path) in enumerate(zip(flat.tensors, flat.paths, strict=True)):
+            path = path[:MAX_PATH]
             row = native.describe(tensor, path, self._device)
             leaves.append(row)
             if not row["address"]:
@@ -104,21 +113,25 @@ class Delivery:
         earlier += own
         for row in leaves:
             del row["address"], row["span_bytes"]
-        return {"structure": flat.structure, "leaves": leaves, "aliases": aliases}
+        return {"structure": flat.structure[:MAX_TEXT], "leaves": leaves, "aliases": aliases}
 
-    def spoil(self, results: list[Range], fill: Callable[[int, int], None]) -> None:
+    def spoil(self, results: list[Range], kept: Collection[str], fill: Callable[[int, int], None]) -> None:
         """Marks results that their caller drops, in their first bytes.
 
         They are the caller's, who may write to them; memory that is handed out again unwritten then shows no earlier
-        answer. What lies in inputs or parameters is left alone.
+        answer. What lies in inputs or parameters is left alone, and so are the paths `kept`.
         """
         foreign = [self._input, *((start, end) for start, end, _ in self._parameters)]
-        for start, end, _ in results:
-            if not any(start < upper and lower < end for lower, upper in foreign):
+        for start, end, path in results:
+            if path not in kept and not any(start < upper and lower < end for lower, upper in foreign):
                 fill(start, min(end - start, SPOILED_BYTES))
 
     def _overlaps(self, here: Range, earlier: list[Range], own: list[Range]) -> list[dict[str, str]]:
-        found = []
+        """What the range overlaps.
+
+        Inputs and parameters are given to every call: where they were handed out, that it happened before says nothing.
+        """
+        found: list[dict[str, str]] = []
         groups: tuple[tuple[str, list[Range]], ...] = (
             ("input", [(*self._input, "")]),
             ("parameter", self._parameters),
@@ -126,6 +139,8 @@ class Delivery:
             ("sibling_output", own),
         )
         for target, ranges in groups:
+            if found and target == "earlier_output":
+                continue
             for start, end, name in ranges:
                 if here[0] < end and start < here[1]:
                     found.append({"target": target, "path": here[2], "other": name})

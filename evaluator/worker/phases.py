@@ -110,11 +110,12 @@ class Worker:
                 burst.view(self._parameters, spec).copy_(value)
         return {"op": "wrote", "missing": missing}
 
-    def run(self, calls: list[dict[str, Any]], hold: bool, each: bool) -> Answer:
+    def run(self, calls: list[dict[str, Any]], hold: bool, each: bool, kept: list[str] | None) -> Answer:
         """One burst: K calls, then delivery of every result.
 
         With `hold` the results stay alive until another burst without it, as a caller's would. With `each` a result
-        is delivered before the next call, for rules under which it dies there.
+        is delivered before the next call, for rules under which it dies there. Dropped results are spoiled but for the
+        paths `kept`; none are for None.
         """
         delivery = burst.Delivery(self._outputs, self._inputs, self._model, self._device.device.type)
         inputs, slots = burst.read_calls(self._inputs, calls), [call["slots"] for call in calls]
@@ -126,8 +127,8 @@ class Worker:
         )
         pending = list(zip(results, slots, strict=True))[len(answers) :]
         answers += [delivery.deliver(result, place, earlier) for result, place in pending]
-        if not hold:
-            delivery.spoil(earlier, self._device.spoil)
+        if not hold and kept is not None:
+            delivery.spoil(earlier, kept, self._device.spoil)
         self._device.settle()  # while the results live
         self._earlier = earlier if hold else []
         self._held = [*self._held, *zip(results, slots, strict=True)] if hold else []
@@ -260,12 +261,12 @@ def project_modules() -> tuple[str, ...]:
     return tuple(name for name in sys.modules if name.partition(".")[0] in _FORGOTTEN)
 
 
-def failure(stage: str, error: BaseException) -> dict[str, Any]:
-    """What went wrong in candidate code, in plain values."""
+def failure(stage: str, error: BaseException, file: str = _FILE) -> dict[str, Any]:
+    """What went wrong in candidate code, or that of another file, in plain values."""
     line = 0
     trace = error.__traceback__
     while trace is not None:
-        if os.path.basename(trace.tb_frame.f_code.co_filename) == _FILE:
+        if os.path.basename(trace.tb_frame.f_code.co_filename) == file:
             line = trace.tb_lineno
         trace = trace.tb_next
     if isinstance(error, SyntaxError):

@@ -315,6 +315,41 @@ def test_options_that_do_not_fit_together_are_refused(judge: FakeJudge, folder: 
         evaluate_one(Request(), task, str(folder), as_json=True)
 
 
+def _unreadable(folder: Path) -> list[tuple[str, str]]:
+    """Things that a path can name beside a file of text, and what is said of each."""
+    os.mkfifo(folder / "pipe")
+    return [
+        ("/proc/self/mem", "/proc/self/mem"), ("/dev/zero", "/dev/zero"), (str(folder / "pipe"), "pipe"),
+        ("x" * 5000, "too long"), (str(folder), str(folder)), ("no\0name", "name"), ("gone.py", "gone.py"),
+    ]  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+def test_a_path_to_anything_but_text_is_one_sentence(judge: FakeJudge, folder: Path) -> None:
+    """As task, candidate or batch; nothing blocks, and nothing is read without end."""
+    task, good = str(folder / "task.py"), str(folder / "accept.py")
+    for path, says in _unreadable(folder):
+        for use in (
+            lambda path: evaluate_one(Request(), path, good, as_json=True),
+            lambda path: evaluate_one(Request(), task, path, as_json=True),
+            lambda path: evaluate_batch(Request(), path, ""),
+        ):
+            with pytest.raises(UsageError) as raised:
+                use(path)
+            assert says in str(raised.value) or path[:100] in str(raised.value)
+
+
+def test_a_batch_may_come_through_a_pipe(judge: FakeJudge, folder: Path) -> None:
+    line = json.dumps({"id": 1, "task": str(folder / "task.py"), "candidate": str(folder / "accept.py")})
+    read, write = os.pipe()
+    os.write(write, line.encode())
+    os.close(write)
+    out = folder / "out.jsonl"
+    assert evaluate_batch(Request(), f"/dev/fd/{read}", str(out), make=evaluation.make_judge) == 0
+    os.close(read)
+    assert json.loads(out.read_text())["id"] == 1
+
+
 def _batch_to(folder: Path, out: str) -> int:
     path = folder / "cases.jsonl"
     path.write_text(json.dumps({"id": 1, "task": "task.py", "candidate": "accept.py"}) + "\n")

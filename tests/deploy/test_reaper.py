@@ -16,9 +16,8 @@ from tasks.integrity import project_root
 
 SLEEPER = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
 COMMAND = f"""
-import os, signal, subprocess, sys, time
+import os, subprocess, sys, time
 from deploy.graph.reaper import MARK, reaping
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a command in the background begins with it ignored
 with reaping(os.environ):
     subprocess.Popen({SLEEPER!r}, start_new_session=True)
     print(os.environ[MARK], flush=True)

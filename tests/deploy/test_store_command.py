@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from deploy.cli.store import app
 from exemplar_store import ExemplarStore
 from exemplar_store.hacking_cases import HackingCases
+from tasks.errors import UsageError
 from tasks.records import Candidate, Exemplar, Measurement, Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +111,7 @@ def test_verify_ends_with_1_and_names_the_difference(tmp_path: Path) -> None:
     [
         (["stats", "--store", "redis://127.0.0.1:1"], 1, "does not answer"),
         (["stats"], 2, "--store"),
-        (["show", "nothing"], 2, "knows no task nothing"),
+        (["show", "nothing"], 2, "holds no store"),
         (["prune"], 2, "nothing to prune"),
         (["import", "/nowhere.jsonl"], 2, "neither a file"),
     ],
@@ -125,3 +126,15 @@ def test_bad_usage_is_one_sentence(tmp_path: Path, arguments: list[str], code: i
     assert run.returncode == code
     assert words in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_a_run_names_its_store_and_a_folder_without_one_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Looking makes nothing. The folder above a store is what a run is."""
+    assert CliRunner().invoke(app, ["stats", "--store", str(folder.parent)]).exit_code == 0
+    unknown = CliRunner().invoke(app, ["show", "--store", str(folder.parent), "nothing"])
+    assert "knows no task nothing" in str(unknown.exception)
+    for command in (["stats"], ["top"], ["verify"], ["show", "x"], ["export", str(tmp_path / "out.jsonl")]):
+        result = CliRunner().invoke(app, [command[0], "--store", str(tmp_path / "none"), *command[1:]])
+        assert isinstance(result.exception, UsageError)
+        assert "holds no store" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ from evaluator.judgement.facts import (
     ScreenFacts,
     TimerFacts,
 )
-from evaluator.judgement.judge import PRECEDENCE
+from evaluator.judgement.judge import PRECEDENCE, accepted_message
 from evaluator.judgement.rules import MIB
 from tasks.records import Measurement
 from tasks.records.evaluation import REJECTION_REASONS
@@ -305,3 +305,12 @@ def test_confirmation_lets_the_lower_value_score_on_a_cpu_only() -> None:
     agreed = judge(facts(confirmation=Confirmation(speedup=2.3, ci_low=2.05, ci_high=2.5)), STRICT)
     assert agreed.measurement is not None
     assert agreed.measurement.confirmed
+
+
+def test_a_score_below_its_times_says_why() -> None:
+    assert "usual calls" not in accepted_message(MEASURED)
+    lowered = accepted_message(MEASURED.model_copy(update={"speedup": 1.5, "ci_low": 1.4, "ci_high": 1.6}))
+    assert lowered.startswith(
+        "Right on every call; 1.5x the reference's speed (1.4 to 1.6). Its usual calls alone would"
+    )
+    assert "say 2x" in lowered

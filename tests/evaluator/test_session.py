@@ -131,6 +131,123 @@ def test_an_ill_formed_task_is_unscored_with_one_sentence(evaluator: Evaluator) 
     assert "get_inputs" in result.message
 
 
+PLAIN = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+    def forward(self, x):
+        return {forward}
+def get_inputs():
+    {inputs}
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("forward", "inputs", "says"),
+    [
+        ("x", "raise ValueError('boom')", "ValueError: boom (line 10)"),
+        ("x", "return None", "get_inputs() does not return a list"),
+        ("x / 0 // 0 + y", "return [torch.ones(3)]", "(line 8)"),
+        ("None", "return [torch.ones(3)]", "no tensor"),
+        ("3", "return [torch.ones(3)]", "no tensor"),
+        ("x.to(torch.complex64) * 2", "return [torch.randn(3)]", "output 0 is of complex64"),
+        ("tuple(x + i for i in range(100))", "return [torch.ones(3)]", "100 tensors"),
+        ("x", "raise SystemExit(3)", "SystemExit: 3 (line 10)"),
+        ("object()", "return [torch.ones(3)]", "no tensor"),
+        ("(x + 1, object())", "return [torch.ones(3)]", "a value of type object"),
+    ],
+)
+def test_a_task_that_cannot_be_used_is_one_sentence(
+    evaluator: Evaluator, capfd: pytest.CaptureFixture[str], forward: str, inputs: str, says: str
+) -> None:
+    """What its own code raises, and outputs that cannot be compared: else a candidate like it would seem wrong."""
+    broken = Task(id="file:broken", source=PLAIN.format(forward=forward, inputs=inputs))
+    result = judged(evaluator, broken, RIGHT)
+    assert (result.outcome, result.reason) == ("unscored", "reference_failed")
+    assert result.message.startswith("the task cannot be used: ")
+    assert says in result.message
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("forward", ["x", "(x + 1, x)", "{'a': [x.t(), x[1:]]}"])
+def test_results_that_are_inputs_are_allowed_where_the_reference_hands_them_out(
+    evaluator: Evaluator, forward: str
+) -> None:
+    passing = Task(id="file:passing", source=PLAIN.format(forward=forward, inputs="return [torch.randn(64, 64)]"))
+    twin = passing.source.partition("def get_inputs")[0].replace("class Model(", "class ModelNew(")
+    result = judged(evaluator, passing, Candidate(source=twin))
+    assert result.outcome == "accepted", result.message
+
+
+@pytest.mark.parametrize("forward", ["tuple(x + i for i in range(100))", "[1] * 5000", "{'a' * 500: x + 1}"])
+def test_results_of_an_unwieldy_form_are_wrong_and_no_forgery(evaluator: Evaluator, task: Task, forward: str) -> None:
+    assert judged(evaluator, task, candidate(f"return {forward}")).reason == "incorrect"
+
+
+KEEPS = """
+import torch
+from torch import nn
+class {name}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mask = torch.ones(32, 32).tril()
+        self.tables = [torch.arange(64.0)]
+    def forward(self, x):
+        return {result}
+"""
+KEPT_RESULTS = ("torch.relu(x), self.mask", "torch.relu(x), self.tables[0][8:]")
+FRESH_RESULTS = ("torch.relu(x), torch.ones(32, 32).tril()", "torch.relu(x), torch.arange(8.0, 64.0)")
+
+
+@pytest.mark.parametrize(("reference", "own"), [*zip(KEPT_RESULTS, KEPT_RESULTS, strict=True),
+                                                *zip(KEPT_RESULTS, FRESH_RESULTS, strict=True)])  # fmt: skip
+def test_what_the_reference_hands_out_and_keeps_stays_as_it_is(evaluator: Evaluator, reference: str, own: str) -> None:
+    """Memory that is neither parameter nor buffer: a candidate may keep it too, or make it anew."""
+    inputs = "\ndef get_inputs():\n    return [torch.randn(64, 64)]\ndef get_init_inputs():\n    return []\n"
+    keeping = Task(id="file:keeps", source=KEEPS.format(name="Model", result=reference) + inputs)
+    result = judged(evaluator, keeping, Candidate(source=KEEPS.format(name="ModelNew", result=own)))
+    assert result.outcome == "accepted", result.message
+
+
+SQUARED = """
+import sys, torch
+from torch import nn
+class {name}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(320, 320) / 18)
+        self.ready = []
+    def formula(self, x):
+        return torch.relu(x @ (self.weight @ self.weight))
+    def forward(self, x):
+        {forward}
+"""
+ALL_AT_ONCE = """frame = sys._getframe()
+        while frame is not None and not {"calls", "stamps", "index"} <= set(frame.f_locals):
+            frame = frame.f_back
+        if frame is None:
+            return self.formula(x)
+        if frame.f_locals["index"] == 0:
+            self.ready = list(self.formula(torch.cat([call[0] for call in frame.f_locals["calls"]])).split(len(x)))
+        return self.ready.pop(0)"""
+
+
+def test_a_turn_done_in_its_first_call_is_not_paid(evaluator: Evaluator) -> None:
+    """It finds the inputs of all calls in the frame that calls it, and works on them together."""
+    inputs = "\ndef get_inputs():\n    return [torch.randn(4, 320)]\ndef get_init_inputs():\n    return []\n"
+    squared = Task(id="file:squared", source=SQUARED.format(name="Model", forward="return self.formula(x)") + inputs)
+    result = judged(evaluator, squared, Candidate(source=SQUARED.format(name="ModelNew", forward=ALL_AT_ONCE)))
+    assert result.outcome == "accepted", result.message
+    assert result.facts["timers"]["native_log"] > 0.5
+    assert result.measurement is not None
+    assert result.measurement.speedup < 1.25
+    assert "span_limited" in result.labels
+
+
 def test_a_task_too_large_for_the_machine_is_unscored(
     evaluator: Evaluator, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:

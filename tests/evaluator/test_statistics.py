@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluator.judgement.defences.timer_disagreement import disagrees, limited
+from evaluator.judgement.defences.timer_disagreement import (
+    CALIBRATION_LOG,
+    UNRESOLVED_LOG,
+    alone_cap,
+    disagrees,
+    limited,
+)
 from evaluator.timing.quantiles import t_quantile
 from evaluator.timing.statistics import (
     IMPOSSIBLE,
-    UNRESOLVED_LOG,
     Order,
     Pair,
     PlacementHistory,
@@ -25,6 +30,7 @@ from evaluator.timing.statistics import (
     timer_facts,
     trimmed_mean,
     winsorised,
+    with_alone,
 )
 
 MS = 1e6
@@ -282,3 +288,31 @@ def test_delivery_that_grows_with_the_calls_does_not_hide_a_small_lie() -> None:
     assert seen.span_error_log < 0.05
     assert abs(seen.span_log) < 0.02
     assert disagrees(seen)
+
+
+def test_what_the_span_cannot_tell_pays_no_gain() -> None:
+    """A worker that was taken over spares the turn's overhead, and hides its work in what it spared."""
+    hidden = [replace(one, candidate_ns=0.01 * MS, candidate_burst_ns=0.01 * MS, candidate_span_ns=4 * MS)
+              for one in spans(random.Random(1), 4, 4, overhead=5)]  # fmt: skip
+    facts = timer_facts(hidden)
+    assert facts.native_log > 4
+    assert limited(facts.native_log, facts.span_log, facts.span_error_log) == (CALIBRATION_LOG, True)
+    assert limited(-0.3, -0.3, UNRESOLVED_LOG)[0] == -0.3
+
+
+def test_single_calls_cap_what_only_shows_in_company() -> None:
+    facts = with_alone(timer_facts(spans(random.Random(1), 1, 1)), spans(random.Random(2), 1, 8))
+    assert facts.alone_log == pytest.approx(0.0, abs=0.02)
+    assert alone_cap(facts, math.log(8)) == pytest.approx(CALIBRATION_LOG, abs=0.03)
+
+
+@pytest.mark.parametrize("alone", [spans(random.Random(2), 4, 4)[:3], spans(random.Random(2), 0.02, 0.02, overhead=5)])
+def test_single_calls_that_show_nothing_cap_nothing(alone: list[Pair]) -> None:
+    facts = with_alone(timer_facts(spans(random.Random(1), 4, 4)), alone)
+    assert alone_cap(facts, math.log(2)) == math.inf
+
+
+def test_single_calls_that_agree_cap_nothing() -> None:
+    """Also where a call alone gains a little less, since nothing lies in the caches for it."""
+    facts = with_alone(timer_facts(spans(random.Random(1), 4, 4)), spans(random.Random(2), 4.2, 4.2))
+    assert alone_cap(facts, math.log(2)) == math.inf

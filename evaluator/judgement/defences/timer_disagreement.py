@@ -3,7 +3,8 @@
 Rests on `Facts.timers`. The span ends when every output of the turn is in the reference server's memory and cannot be
 forged; the native timer is precise. Yields `forged_result` when the native speedup exceeds the span's by more than the
 span's own error, `timing_escape` when native times are missing or impossible. `limited` caps a speedup that the span
-cannot resolve.
+cannot resolve. `alone_cap` caps one that calls show only in company: a candidate that finds the inputs of a whole turn
+can do them all in its first call.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ CALIBRATION_LOG = math.log(1.02)
 """Difference between the two clocks that no claim is cut for."""
 DISAGREEMENT_FLOOR_LOG = math.log(1.05)
 """Disagreement that calibration alone explains."""
+UNRESOLVED_LOG = 10.0
+"""Span error, in log units, where the span cannot tell the candidate's time from its own overhead."""
+COMPANY_LOG = math.log(1.10)
+"""What a call may gain from the one before it, which leaves its code and weights in the caches."""
+ALONE_TURNS = 5
+"""Turns of one call that say something."""
 
 
 def disagrees(seen: TimerFacts) -> bool:
@@ -33,12 +40,23 @@ def disagrees(seen: TimerFacts) -> bool:
 def limited(native_log: float, span_log: float, span_error_log: float) -> tuple[float, bool]:
     """The log speedup that may be claimed, and whether the span is what limits it.
 
-    Nothing above the span's own interval is paid. The span has to resolve a gain: its error must be below a quarter of
-    it, else the result is labelled, whether or not it was capped; gains within the calibration are none.
+    Nothing above the span's own interval is paid, and no gain where the span sees no time of the candidate's at all: a
+    worker that was taken over can spare the turn's overhead and hide as much work in it. The span has to resolve a
+    gain: its error must be below a quarter of it, else the result is labelled, whether or not it was capped; gains
+    within the calibration are none.
     """
-    cap = span_log + max(CALIBRATION_LOG, span_error_log)
+    cap = span_log + max(CALIBRATION_LOG, span_error_log) if span_error_log < UNRESOLVED_LOG else CALIBRATION_LOG
     unresolved = native_log > CALIBRATION_LOG and span_error_log > native_log / 4
     return min(native_log, cap), unresolved or native_log > cap
+
+
+def alone_cap(seen: TimerFacts, claimed_log: float) -> float:
+    """The log speedup that turns of one call allow: infinite where they agree with the claim or show nothing."""
+    if seen.alone_turns < ALONE_TURNS or seen.alone_error_log >= UNRESOLVED_LOG:
+        return math.inf
+    if claimed_log - seen.alone_log <= max(COMPANY_LOG, 2 * seen.alone_error_log):
+        return math.inf
+    return seen.alone_log + max(CALIBRATION_LOG, seen.alone_error_log)
 
 
 def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
