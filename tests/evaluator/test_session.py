@@ -183,7 +183,7 @@ def test_results_that_are_inputs_are_allowed_where_the_reference_hands_them_out(
     assert result.outcome == "accepted", result.message
 
 
-@pytest.mark.parametrize("forward", ["tuple(x + i for i in range(100))", "[1] * 5000", "{'a' * 500: x}"])
+@pytest.mark.parametrize("forward", ["tuple(x + i for i in range(100))", "[1] * 5000", "{'a' * 500: x + 1}"])
 def test_results_of_an_unwieldy_form_are_wrong_and_no_forgery(evaluator: Evaluator, task: Task, forward: str) -> None:
     assert judged(evaluator, task, candidate(f"return {forward}")).reason == "incorrect"
 
