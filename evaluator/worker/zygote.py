@@ -35,6 +35,12 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     allocator.loaded()
+    with contextlib.suppress(wire.WireClosed):  # the judge is gone
+        _serve(control)
+
+
+def _serve(control: socket.socket) -> None:
+    """Imports what workers need, then forks them until the judge's end closes."""
     settings, _ = wire.receive_trusted(control)
     for ignored in (signal.SIGINT, signal.SIGTERM):  # it ends, and cleans up, when the judge's end closes
         signal.signal(ignored, signal.SIG_IGN)
