@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -29,6 +30,9 @@ from tasks.records.task import Precision
 TASK_FILE = "task.py"
 """What tracebacks call the task's source."""
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+SHORT_CALL_NS = 5e6
 
 
 class IllFormedTask(ValueError):
@@ -105,9 +109,13 @@ class Reference:
         if self.admission.randomness == "dropout":
             self.quieten()
         results, stamps = self._backend.run_burst(self.model, drawn)
+        self.call_ns = _quickest(stamps)
+        if self.call_ns < SHORT_CALL_NS:  # one moment's delay would count as its length
+            self.call_ns = min(
+                self.call_ns, *(_quickest(self._backend.run_burst(self.model, drawn)[1]) for _ in range(3))
+            )
         self.mutated = [n for n, value in self.model.state_dict().items() if not _equal(value, self._constructed[n])]
         self._copy_state(self._constructed)
-        self.call_ns = (stamps[3] - stamps[1]) / 2
         self.output_bytes = [t.numel() * t.element_size() for t in flatten(results[0], native.is_tensor).tensors]
 
     def _refuse_unless_comparable(self, outputs: Leaves) -> None:
@@ -185,6 +193,11 @@ class Reference:
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by name."""
         return dict(self.model.state_dict())
+
+
+def _quickest(stamps: Sequence[int]) -> float:
+    """The quickest call but the first, in ns."""
+    return float(min(after - before for before, after in pairwise(stamps[1:])))
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
