@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from evaluator.bench import Bench, Draw
-from evaluator.judgement.defences.timer_disagreement import alone_cap
+from evaluator.judgement.defences.timer_disagreement import CALIBRATION_LOG, alone_cap
 from evaluator.judgement.facts import Confirmation
 from evaluator.timing import hygiene, protocols
 from evaluator.timing.clock import Disturbances, calls_per_turn, pair_of
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from evaluator.duel import Duel
     from evaluator.flow import Gate
 
-ALONE_EVERY = 2
-"""Every so many pairs there is one of single calls beside them."""
+ALONE_PAIRS = 14
+"""Pairs of single calls behind a timing that shows a gain."""
 
 
 def settings(config: EvaluatorConfig, bench: Bench | Duel, slots: int, reload: bool) -> protocols.TimingSettings:
@@ -60,7 +60,6 @@ def _run(bench: Bench | Duel, gate: Gate, device: Device, config: EvaluatorConfi
         reference_ms=bench.server.opened["call_ms"], window_s=config.timing.paper_window_s,
     )  # fmt: skip
     pairs: list[Pair] = []
-    alone: list[Pair] = []
     cores = 0 if device.runtime else len(device.arm_cores)
     placement, disturbances, begin = -1, Disturbances(), time.monotonic()
     readings: list[hygiene.Reading] = []
@@ -82,12 +81,12 @@ def _run(bench: Bench | Duel, gate: Gate, device: Device, config: EvaluatorConfi
         bench.observed.turns.add(bench.observed.step, pairs[-1], readings[-1] if readings else {})
         protocol.feed(pairs[-1])
         gate.pass_or_end()
-        if len(pairs) % ALONE_EVERY == 0 and cores:
-            alone.append(_alone(bench, plan.placement, cores))
-            gate.pass_or_end()
     result = protocol.result(device.type)
-    bench.timed(pairs, alone)
-    result = capped(result, alone_cap(bench.observed.timers, math.log(result.measurement.speedup)))
+    claimed_log = math.log(result.measurement.speedup)
+    gains = claimed_log > CALIBRATION_LOG and cores > 0
+    bench.timed(pairs, [_alone(bench, placement, cores) for _ in range(ALONE_PAIRS)] if gains else [])
+    gate.pass_or_end()
+    result = capped(result, alone_cap(bench.observed.timers, claimed_log))
     if readings:
         measurement = result.measurement.model_copy(update={"clocks": hygiene.summary(readings)})
         return replace(result, measurement=measurement)
