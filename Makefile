@@ -15,7 +15,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 .PHONY: help demo test test-slow redteam bench lint docs install install-gpu prerequisites clean
 
 help:
-	@echo "make demo         train a small policy end to end on this machine's CPU (about 10 minutes)"
+	@echo "make demo         train a small policy end to end on this machine's CPU (at most 10 minutes)"
 	@echo "make test         the tests that CI runs"
 	@echo "make test-slow    soak, chaos and size tests, every defence turned off in turn"
 	@echo "make redteam      every CPU red-team case (needs KONTRAST_SHARED)"

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from gpu_smoke_cases import AA_TASKS, OWN_CASES, renamed  # noqa: E402
+from redteam_table import selected  # noqa: E402
 
 from evaluator import Evaluator, EvaluatorConfig  # noqa: E402
 from evaluator.compile import CompilePool  # noqa: E402
@@ -184,14 +185,10 @@ def _verdict(case: Case, evaluation: Evaluation) -> str:
 
 def _redteam(folder: Path) -> list[Case]:
     cases = []
-    for path in sorted(folder.glob("*/case.json")):
-        said = json.loads(path.read_text())
-        needs = said["needs"] if isinstance(said["needs"], list) else [said["needs"]]
-        if needs == ["cpu"]:
-            continue
-        candidate = (path.parent / "candidate.py").read_text()
+    for path, said in selected(folder, "cuda"):
+        candidate = (path / "candidate.py").read_text()
         cases.append(Case(
-            path.parent.name, (path.parent / "task.py").read_text(), candidate, said["expect"],
+            path.name, (path / "task.py").read_text(), candidate, said["expect"],
             tuple(filter(None, (said.get("reason"), *(said.get("also_ok") or ())))),
             float(said.get("neutral_speedup_max") or 0), "load_inline" in candidate,
         ))  # fmt: skip

@@ -75,6 +75,7 @@ Begun = tuple[str, int, int, float]
 
 
 def begin(label: str, apply: Callable[[], None]) -> Begun:
+    """Forks a child that applies a filter and computes."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -90,6 +91,7 @@ def begin(label: str, apply: Callable[[], None]) -> Begun:
 
 
 def end(label: str, pid: int, read: int, begun: float) -> dict[str, object]:
+    """What the child came to."""
     with open(read, "rb") as file:
         said = file.read().decode() or "died"
     os.waitpid(pid, 0)
@@ -108,6 +110,7 @@ def whole() -> None:
 
 
 def main(out: Path) -> None:
+    """Tries every call, then all that are not needed together; writes the rows."""
     names = [*confine._NEVER, "socket"]
     trials: dict[str, Callable[[], None]] = {"nothing": lambda: None, "the whole filter": whole}
     trials |= {name: denying([name]) for name in names}

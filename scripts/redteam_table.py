@@ -36,6 +36,7 @@ def as_expected(case: dict[str, Any], found: Evaluation) -> bool:
 
 
 def run(evaluator: Evaluator, folder: Path, case: dict[str, Any]) -> dict[str, Any]:
+    """One case's row."""
     began = time.monotonic()
     task = task_from_source((folder / "task.py").read_text(), where=folder.name, precision="fp32")
     found = evaluator.evaluate(task, Candidate(source=(folder / "candidate.py").read_text()))
@@ -69,6 +70,7 @@ def selected(cases: Path, device: str) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def main() -> int:
+    """Runs the cases; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument(

@@ -16,11 +16,8 @@ from evaluator.reference.comparison import Leaves
 from evaluator.reference.reference import Reference
 from evaluator.worker import burst, native
 from evaluator.worker.arena import GUARD_BYTES, Arena, Slot, layout
-from evaluator.worker.backend import Backend
+from evaluator.worker.backend import POISON_BYTE, Backend
 from evaluator.worker.tree import TensorSpec, flatten
-
-POISON_BYTE = 0xFF
-"""NaN in every floating type."""
 
 
 class Placement:

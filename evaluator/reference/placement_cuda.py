@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from evaluator.reference.placement import POISON_BYTE, Placement
+from evaluator.reference.placement import Placement
 from evaluator.reference.reference import Reference
 from evaluator.worker.arena import Arena, Slot
-from evaluator.worker.backend import Backend
+from evaluator.worker.backend import POISON_BYTE, Backend
 
 RETIRED_SHARE = 16
 """Arenas of earlier placements are kept up to this part of the device's memory."""

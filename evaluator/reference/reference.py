@@ -30,9 +30,8 @@ from tasks.records.task import Precision
 TASK_FILE = "task.py"
 """What tracebacks call the task's source."""
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
 SHORT_CALL_NS = 5e6
+"""A call below it is timed in more bursts, since they cost nothing beside the admission."""
 
 
 class IllFormedTask(ValueError):

@@ -18,8 +18,8 @@ from evaluator.worker import allocator, burst
 from evaluator.worker.arena import Arena
 
 _memset = ctypes.memset
-SPOIL_BYTE = 0xFF
-"""NaN in every floating type."""
+POISON_BYTE = 0xFF
+"""What memory is overwritten with that no result may lie in: NaN in every floating type."""
 
 First = Callable[[Any], None]
 """Delivers the first call's result."""
@@ -90,7 +90,7 @@ class CpuBackend:
         return burst.run_burst(model, calls)
 
     def spoil(self, address: int, nbytes: int) -> None:
-        _memset(address, SPOIL_BYTE, nbytes)
+        _memset(address, POISON_BYTE, nbytes)
 
     def settle(self) -> None:
         """Nothing runs on."""

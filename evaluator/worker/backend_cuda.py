@@ -17,7 +17,7 @@ import torch
 
 from evaluator.worker.arena import Arena
 from evaluator.worker.arena_cuda import CudaArena, Runtime
-from evaluator.worker.backend import SPOIL_BYTE, First
+from evaluator.worker.backend import POISON_BYTE, First
 
 FLUSH_CACHES = 2
 """The flush writes this many times the L2 cache's size."""
@@ -94,7 +94,7 @@ class CudaBackend:
         self.runtime.wait()
 
     def spoil(self, address: int, nbytes: int) -> None:
-        self.runtime.fill(address, SPOIL_BYTE, nbytes)
+        self.runtime.fill(address, POISON_BYTE, nbytes)
 
     def settle(self) -> None:
         self.runtime.wait()

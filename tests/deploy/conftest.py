@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -248,3 +249,18 @@ class FakeLearner:
 def world_class() -> type[World]:
     """The class itself, since a test module cannot import its conftest."""
     return World
+
+
+@pytest.fixture(scope="session")
+def below() -> Callable[[int], list[int]]:
+    """Gives the numbers of all processes below a process."""
+
+    def found(pid: int) -> list[int]:
+        try:
+            threads = list(Path(f"/proc/{pid}/task").iterdir())
+            children = [int(word) for thread in threads for word in (thread / "children").read_text().split()]
+        except OSError:
+            return []
+        return children + [one for child in children for one in found(child)]
+
+    return found

@@ -417,7 +417,7 @@ def test_a_real_batch_over_two_evaluators(folder: Path) -> None:
     assert results[5]["evaluation"]["reason"] == "contract"
 
 
-def test_nothing_outlives_a_killed_batch(folder: Path) -> None:
+def test_nothing_outlives_a_killed_batch(folder: Path, below: Callable[[int], list[int]]) -> None:
     sleeper = "import time\ntime.sleep(20)\n" + GOOD
     other = TASK.replace("* 2 + x", "* 3")
     lines = [{"id": i, "task": task, "candidate": sleeper} for i, task in enumerate(["task.py", other])]
@@ -427,22 +427,12 @@ def test_nothing_outlives_a_killed_batch(folder: Path) -> None:
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        assert _until(lambda: len(_family(owner.pid)) >= 8, 60)
-        family = _family(owner.pid)
+        assert _until(lambda: len(below(owner.pid)) >= 8, 60)
+        family = below(owner.pid)
     finally:
         owner.kill()
         owner.wait()
     assert _until(lambda: not any(Path(f"/proc/{pid}/task").is_dir() for pid in family), 15)
-
-
-def _family(pid: int) -> list[int]:
-    """Numbers of all processes below a process."""
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(word) for thread in threads for word in (thread / "children").read_text().split()]
-    except OSError:
-        return []
-    return children + [below for child in children for below in _family(child)]
 
 
 def _until(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +128,15 @@ def test_each_save_is_one_line_and_ctrl_c_ends_well(watch: Watch, folder: Path) 
     assert "watching " in text
 
 
-def test_ctrl_c_in_the_middle_of_an_evaluation_leaves_nothing(folder: Path) -> None:
+def test_ctrl_c_in_the_middle_of_an_evaluation_leaves_nothing(folder: Path, below: Callable[[int], list[int]]) -> None:
     (folder / "slow.py").write_text("import time\ntime.sleep(20)\n" + GOOD)
     watch = Watch(str(folder / "task.py"), str(folder / "slow.py"))
     try:
         deadline = time.monotonic() + 60
-        while len(_family(watch.process.pid)) < 4 and time.monotonic() < deadline:
+        while len(below(watch.process.pid)) < 4 and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(1.0)
-        family = _family(watch.process.pid)
+        family = below(watch.process.pid)
         code, text = watch.interrupt()
     finally:
         watch.process.kill()
@@ -146,16 +146,6 @@ def test_ctrl_c_in_the_middle_of_an_evaluation_leaves_nothing(folder: Path) -> N
     while any(Path(f"/proc/{pid}/task").is_dir() for pid in family) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}/task").is_dir() for pid in family)
-
-
-def _family(pid: int) -> list[int]:
-    """Numbers of all processes below a process."""
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(word) for thread in threads for word in (thread / "children").read_text().split()]
-    except OSError:
-        return []
-    return children + [below for child in children for below in _family(child)]
 
 
 def test_a_file_counts_as_saved_when_it_no_longer_changes(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_crash_leaves_the_device_in_health(evaluator: Evaluator) -> None:
 def test_two_candidates_are_timed_with_each_other_and_profiled(evaluator: Evaluator) -> None:
     quick, slow = (
         Candidate(source=MODEL.replace("return ", f"y = [self.fc(x) for _ in range({count})]\n        return "))
-        for count in (20, 100)
+        for count in (300, 900)  # long beside what a turn costs on a busy machine
     )
     task = task_from_source(TASK, where="task")
     evaluation = evaluator.evaluate(task, quick, against=slow, profile=True)
