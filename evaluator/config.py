@@ -85,6 +85,9 @@ class EvaluatorConfig(Section):
     compile: CompileConfig = CompileConfig()
     pool: dict[str, int] = Field(default_factory=dict)
     """Number of evaluators per device type, such as `{H100 = 4, cpu = 1}`."""
+    candidates_at_once: int = Field(default=3, ge=1, le=16)
+    """On an accelerator, how many candidates an evaluator of a run works on: one is timed, which excludes all others,
+    while the builds of the others go on; between timings they are loaded and checked side by side. On CPU it is one."""
     control_every: int = Field(default=50, ge=0)
     """In a run, each evaluator measures the reference against itself after this many evaluations; 0 never does."""
     control_bias: float = Field(default=0.01, gt=0)

@@ -149,7 +149,8 @@ class Flow:
         opened = server.opened
         self._notes = (_FORWARD_ONLY,) if opened["gradients"] else ()
         self._observed.bytes_per_call(opened["bytes_per_call"])
-        slots, free_bytes = loading.slots(opened, self._evaluator.device, self._seats)
+        seats = self._seats * (self._config.candidates_at_once if self._evaluator.device.runtime else 1)
+        slots, free_bytes = loading.slots(opened, self._evaluator.device, seats)
         if not slots:
             needed = 2 * opened["bytes_per_call"] >> 20
             free = free_bytes >> 20

@@ -59,7 +59,7 @@ def spawn(evaluator: Evaluator, desk: BuildDesk) -> tuple[Arm, list[str]]:
     except BaseException:
         child.kill()
         raise
-    arm = Arm(child, trusted=False, memory_limit_bytes=config.memory_limit_mib << 20)
+    arm = Arm(child, trusted=False, memory_limit_bytes=config.memory_limit_mib << 20, turn=evaluator.turn())
     arm.serve = desk.serve
     return arm, layers
 

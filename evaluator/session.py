@@ -14,7 +14,7 @@ from evaluator.baselines import baseline_of, rival
 from evaluator.compile import CompilePool, Toolchain, discover
 from evaluator.compile.routes import arch_of
 from evaluator.config import EvaluatorConfig
-from evaluator.device import Device, DeviceLock, open_device
+from evaluator.device import Device, DeviceLock, DeviceTurn, open_device
 from evaluator.duel import DuelFlow
 from evaluator.flow import Flow
 from evaluator.sides import ReferenceFailed
@@ -83,7 +83,7 @@ class Evaluator:
     def __init__(self, device: str | Device = "cpu", config: EvaluatorConfig | None = None) -> None:
         self.config = config or EvaluatorConfig()
         self.device: Device = device if isinstance(device, Device) else open_device(device, self.config.threads)
-        self.lock = DeviceLock(self.device.lock_path)
+        self.lock = DeviceLock(self.device.lock_path, shared=bool(self.device.runtime))
         self.history: PlacementHistory | None = None
         """Placement variance of earlier controls on this device type; enough of it makes timings shorter."""
         self._zygote: Zygote | None = None
@@ -163,7 +163,7 @@ class Evaluator:
             return warm
         self.drop_reference(seat)
         settings = {"cores": list(self.device.judge_cores), "runtime": self.device.runtime}
-        arm = Arm(self.zygote().spawn_reference(settings), trusted=True)
+        arm = Arm(self.zygote().spawn_reference(settings), trusted=True, turn=self.turn())
         arm.child.stop()
         warm = WarmReference(arm, task, {})
         try:
@@ -197,6 +197,10 @@ class Evaluator:
     def zygote_alive(self) -> bool:
         """Whether the zygote runs."""
         return self._zygote is not None and self._zygote.alive()
+
+    def turn(self) -> DeviceTurn:
+        """How an arm gets the device for a turn."""
+        return DeviceTurn(self.lock, self.config.lock_timeout_s)
 
     def gauges(self) -> Gauges | None:
         """Clocks, power and memory of the device; None where it has none to read."""

@@ -111,13 +111,22 @@ class Coordinator:
             return
         await self._enter("seeding")
         await self._let_sleep(True)
-        for task_id, device_type in missing:
+        places = asyncio.Semaphore(self.plan.concurrent_seeds)
+        seeding = [asyncio.create_task(self._seed_one(*target, places)) for target in missing]
+        try:
+            await asyncio.gather(*seeding)
+        finally:
+            for task in seeding:
+                task.cancel()
+
+    async def _seed_one(self, task_id: str, device_type: str, places: asyncio.Semaphore) -> None:
+        async with places:
             work = self._handles.scorers.seed(task_id, device_type)
             try:
                 events = await within(work, self.plan.seed_timeout_s, f"the seed kernels of {task_id}", "seed")
             except PromptRefused as refused:
                 await self._skip(task_id, refused)
-                continue
+                return
             for event in events:
                 await self._emit(event)
 

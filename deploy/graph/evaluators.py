@@ -1,5 +1,7 @@
 """The evaluators of a run: one actor per device, found by GPU type, each with a queue of its own.
 
+An actor works on one candidate at a time, on an accelerator on several: see `evaluator.candidates_at_once`.
+
 Invariants: a candidate goes only to a device of the type it was asked for; candidates of one task stay on one
 evaluator, in order, as long as no other of the type is idle while theirs has a queue; confirmations go before
 explorations and, where there is another evaluator of the type, to another than the first measurement; an evaluator
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +47,8 @@ class Loads:
 
     waiting: list[int]
     """Candidates queued or running at each evaluator."""
+    at_once: int = 1
+    """Candidates that an evaluator works on at a time."""
     home: dict[str, int] = field(default_factory=dict)
     """Task -> the evaluator that holds its reference warm."""
     out: set[int] = field(default_factory=set)
@@ -58,7 +63,7 @@ class Loads:
         free = [number for number in self.fit() if number != avoid] or self.fit()
         least = min(free, key=lambda number: (self.waiting[number], number))
         home = self.home.get(task)
-        if home in free and (self.waiting[home] == 0 or self.waiting[least] > 0):
+        if home in free and (self.waiting[home] < self.at_once or self.waiting[least] >= self.at_once):
             return home
         self.home[task] = least
         return least
@@ -70,17 +75,17 @@ class Loads:
 
 
 class Gate:
-    """One evaluator's queue: one candidate at a time, by priority, then in order of arrival."""
+    """One evaluator's queue: so many candidates at a time, by priority, then in order of arrival."""
 
-    def __init__(self) -> None:
-        self._busy = False
+    def __init__(self, at_once: int = 1) -> None:
+        self._free = at_once
         self._arrivals = 0
         self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
 
     async def enter(self, priority: int) -> None:
         """Waits for the turn."""
-        if not self._busy:
-            self._busy = True
+        if self._free:
+            self._free -= 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals += 1
@@ -99,17 +104,25 @@ class Gate:
             if not turn.done():
                 turn.set_result(None)
                 return
-        self._busy = False
+        self._free += 1
 
 
 class EvaluatorPool:
     """Evaluator actors by device type; used from one event loop."""
 
-    def __init__(self, actors: Mapping[str, Sequence[Any]], *, attempts: int = 2, control_every: int = 0) -> None:
+    def __init__(
+        self, actors: Mapping[str, Sequence[Any]], *, attempts: int = 2, control_every: int = 0,
+        candidates_at_once: int = 1,
+    ) -> None:  # fmt: skip
         """`actors` are handles by device type; a control is due on each after `control_every` evaluations."""
         self._actors = {device_type: list(found) for device_type, found in actors.items()}
-        self._loads = {device_type: Loads([0] * len(found)) for device_type, found in self._actors.items()}
-        self._gates = {device_type: [Gate() for _ in found] for device_type, found in self._actors.items()}
+        at_once = {device_type: places(device_type, candidates_at_once) for device_type in self._actors}
+        self._loads = {
+            device_type: Loads([0] * len(found), at_once[device_type]) for device_type, found in self._actors.items()
+        }
+        self._gates = {
+            device_type: [Gate(at_once[device_type]) for _ in found] for device_type, found in self._actors.items()
+        }
         self._attempts = attempts
         self._control_every = control_every
         self._faults = {device_type: [0] * len(found) for device_type, found in self._actors.items()}
@@ -198,6 +211,11 @@ class EvaluatorPool:
         )  # fmt: skip
 
 
+def places(device_type: str, candidates_at_once: int) -> int:
+    """How many candidates an evaluator of a device type works on at a time."""
+    return 1 if device_type == "cpu" else candidates_at_once
+
+
 def _all_out(device_type: str, count: int) -> str:
     return (
         f"No device of type {device_type} is fit for use: all {count} failed their health probe {FAULTS} times. "
@@ -214,31 +232,52 @@ def evaluator_of(evaluation: Evaluation) -> str:
     return str(evaluation.detail.get("evaluator", ""))
 
 
-class EvaluatorActor:
-    """Owns one device's evaluators, one per protocol that was asked for."""
+@dataclass
+class _Place:
+    """Where one candidate at a time is judged: the evaluator of the protocol that was asked for last."""
 
-    def __init__(self, open_evaluator: Callable[[str], Any], source: str) -> None:
+    protocol: str = ""
+    evaluator: Any = None
+    task: str = ""
+
+
+class EvaluatorActor:
+    """Owns one device; called from as many threads as it has places."""
+
+    def __init__(self, open_evaluator: Callable[[str], Any], source: str, at_once: int = 1) -> None:
         check_integrity(source)
         self._open = open_evaluator
-        self._protocol = ""
-        self._evaluator: Any = None
+        self._free = [_Place() for _ in range(at_once)]
+        self._changed = threading.Condition()
 
     def evaluate(
         self, task: Task, candidate: Candidate | None, protocol: str, history: PlacementHistory | None = None
     ) -> Evaluation:
-        """Judges one candidate, or without one the reference against itself.
+        """Judges one candidate, or without one the reference against itself, where the task is warm if it can be."""
+        place = self._taken(task.content_hash, protocol)
+        try:
+            if place.evaluator is None or protocol != place.protocol:
+                if place.evaluator is not None:
+                    place.evaluator.close()
+                place.evaluator, place.protocol = self._open(protocol), protocol
+            place.task = task.content_hash
+            place.evaluator.history = history
+            evaluation: Evaluation = (
+                place.evaluator.control(task) if candidate is None else place.evaluator.evaluate(task, candidate)
+            )
+            return evaluation
+        finally:
+            with self._changed:
+                self._free.append(place)
+                self._changed.notify()
 
-        The device is held by the evaluator of one protocol at a time.
-        """
-        if self._evaluator is None or protocol != self._protocol:
-            if self._evaluator is not None:
-                self._evaluator.close()
-            self._evaluator, self._protocol = self._open(protocol), protocol
-        self._evaluator.history = history
-        evaluation: Evaluation = (
-            self._evaluator.control(task) if candidate is None else self._evaluator.evaluate(task, candidate)
-        )
-        return evaluation
+    def _taken(self, task: str, protocol: str) -> _Place:
+        """A free place: one that knows the task, else one of the protocol, else any."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free)
+            best = max(self._free, key=lambda place: (place.protocol == protocol, place.task == task))
+            self._free.remove(best)
+            return best
 
 
 def open_evaluator(config: EvaluatorConfig, device: str) -> Callable[[str], Any]:
@@ -254,18 +293,23 @@ def open_evaluator(config: EvaluatorConfig, device: str) -> Callable[[str], Any]
 
 def start_evaluators(
     ray: Any, names: Mapping[str, Sequence[str]], source: str, make: Callable[[str], Callable[[str], Any]], *,
-    cpus: float, gpus: float, restarts: int,
+    cpus: float, gpus: float, restarts: int, candidates_at_once: int = 1,
 ) -> dict[str, list[Any]]:  # fmt: skip
     """Starts the named actors of each type on nodes with its label; `make` gives what opens a device of a type."""
     actors: dict[str, list[Any]] = {}
     for device_type, named in names.items():
         options: dict[str, Any] = {
             "num_cpus": cpus, "num_gpus": 0 if device_type == "cpu" else gpus, "max_restarts": restarts,
-            "max_task_retries": 0,
+            "max_task_retries": 0, "max_concurrency": places(device_type, candidates_at_once),
         }  # fmt: skip
         selector = label_selector(device_type)
         if selector is not None:
             options["label_selector"] = selector
         remote = ray.remote(EvaluatorActor)
-        actors[device_type] = [remote.options(name=name, **options).remote(make(device_type), source) for name in named]
+        actors[device_type] = [
+            remote.options(name=name, **options).remote(
+                make(device_type), source, places(device_type, candidates_at_once)
+            )
+            for name in named
+        ]
     return actors

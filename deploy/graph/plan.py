@@ -23,6 +23,8 @@ class RunPlan:
     """Policy steps that a group may lag behind when it is trained."""
     concurrent_groups: int = 16
     concurrent_scores: int = 1
+    concurrent_seeds: int = 1
+    """Tasks whose seed kernels are evaluated at a time."""
     seeds: bool = True
     confirm: bool = True
     confirm_above: float = 1.0

@@ -22,6 +22,7 @@ from deploy.config import Config
 from deploy.folder import RunFolder
 from deploy.graph.actors import CoordinatorActor, RecorderActor
 from deploy.graph.cluster import joined, named_address, nodes_of, requests_of
+from deploy.graph.evaluators import places
 from deploy.graph.placement import make_plan
 from deploy.graph.plan import RunPlan
 from deploy.graph.recorder import Rules, Tools
@@ -82,6 +83,8 @@ def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
     """The coordinator's numbers from the configuration."""
     cluster, learner = config.cluster, config.learner
     types = list(config.device_types())
+    candidates = config.evaluator.candidates_at_once
+    at_once = sum(count * places(device_type, candidates) for device_type, count in config.device_types().items())
     return RunPlan(
         run_id=run_id,
         targets=tuple((task.id, device_type) for task in tasks for device_type in types),
@@ -91,7 +94,8 @@ def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
         max_groups=config.run.max_groups,
         max_staleness=config.rollout.staleness.max_staleness,
         concurrent_groups=config.rollout.staleness.max_groups_in_flight,
-        concurrent_scores=2 * sum(config.device_types().values()),
+        concurrent_scores=2 * at_once,
+        concurrent_seeds=at_once,
         seeds=config.run.seed_kernels != "none",
         confirm=config.run.confirm,
         confirm_above=max(1.0, config.run.require_speedup),

@@ -73,6 +73,7 @@ def make_workers(ray: Any, setting: Setting) -> Workers:
         ray, by_type, setting.source,
         lambda device_type: open_evaluator(config.evaluator, "cpu" if device_type == "cpu" else "cuda"),
         cpus=cluster.evaluator_cpus, gpus=cluster.evaluator_gpus, restarts=cluster.restarts,
+        candidates_at_once=config.evaluator.candidates_at_once,
     )  # fmt: skip
     learner = start_learner(ray, setting)
     _await_ready(ray, {"a generator": [actor.ready for actor in generators], "the learner": [learner.ready]}, config)
@@ -167,7 +168,10 @@ class RealTools:
         tokenizer = ChatTokenizer.load(Path(self.config.rollout.model))
         actors = {kind: [ray.get_actor(name) for name in names] for kind, names in self.evaluators.items()}
         pool = EvaluatorPool(
-            actors, attempts=self.config.cluster.attempts, control_every=self.config.evaluator.control_every
+            actors,
+            attempts=self.config.cluster.attempts,
+            control_every=self.config.evaluator.control_every,
+            candidates_at_once=self.config.evaluator.candidates_at_once,
         )
         usual = self.config.evaluator.protocol
 

@@ -14,12 +14,13 @@ from evaluator.timing.statistics import Order, Pair
 TARGET_NS = 8e6
 """Length of a burst, so that waking and stopping stay small beside it."""
 MAX_SLOTS = 16
+DEVICE_SLOTS = 6
+"""Calls of a turn on an accelerator, at most: its clock resolves a single call to 0.3 % (docs/measurements/
+evaluator-cuda), and to draw, deliver and compare a call takes longer than the call."""
 LONG_CALL_MS = 2.0
 """A longer call's burst on an accelerator is two calls."""
-SHORT_BURST_MS = 1.6
-"""Shorter calls on an accelerator get more than `MAX_SLOTS` slots, so that a burst comes near this time: the judge's
-clock has to resolve it."""
-SHORT_SLOTS = 64
+SHORT_CALL_MS = 0.02
+"""A shorter one's is up to `MAX_SLOTS`: it differs by a tenth from one to the next."""
 STOLEN_SHARE = 0.05
 DISTURBED = "others ran on the arms' core"
 """Why a pair is discarded: as a whole, whichever arm was disturbed."""
@@ -133,7 +134,7 @@ def calls_per_turn(call_ns: float, slots: int) -> tuple[int, int]:
 
 
 def slots_on_device(bytes_per_call: int, leaves: int, free_bytes: int, call_ms: float) -> int:
-    """The same on an accelerator: 16 (64 for very short calls), two for calls over 2 ms, 0 when not even two fit.
+    """The same on an accelerator: 6 (16 for very short calls), two for calls over 2 ms, 0 when not even two fit.
 
     Seven copies exist at once: three of the inputs, four of the outputs, counted in full, in half of the free memory.
     """
@@ -142,8 +143,7 @@ def slots_on_device(bytes_per_call: int, leaves: int, free_bytes: int, call_ms: 
         return 0
     if call_ms > LONG_CALL_MS:
         return 2
-    short = min(SHORT_SLOTS, math.ceil(SHORT_BURST_MS / max(call_ms, 1e-3)))
-    wanted = min(max(MAX_SLOTS, short), 256 // max(1, leaves))
+    wanted = min(MAX_SLOTS if call_ms < SHORT_CALL_MS else DEVICE_SLOTS, 256 // max(1, leaves))
     return int(max(2, min(wanted, free_bytes // 2 // each)))
 
 

@@ -159,7 +159,8 @@ class Sequential:
         self._next_look = max(good + 2, math.ceil(good * LOOK_GROWTH / 2) * 2)
         if result.high < FUTILE_BELOW:
             return "futility"
-        if math.expm1(result.half_width_log) <= self.settings.half_width and not self._grow_bursts():
+        asked_log = max(math.log1p(self.settings.half_width), between_processes_log(self.pairs))
+        if result.half_width_log <= asked_log and not self._grow_bursts():
             return "half_width"
         return None
 

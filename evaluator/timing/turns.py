@@ -11,10 +11,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from evaluator.compile.request import BadRequest
+from evaluator.device import DeviceTurn
 from evaluator.worker import wire
 from evaluator.worker.process import Child, ProcessLost
 
@@ -51,18 +53,28 @@ class Turn:
 class Arm:
     """A child process that works only in its turns."""
 
-    def __init__(self, child: Child, *, trusted: bool, memory_limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, child: Child, *, trusted: bool, memory_limit_bytes: int | None = None, turn: DeviceTurn | None = None
+    ) -> None:  # fmt: skip
         self.child = child
         self.trusted = trusted
         self._limit = memory_limit_bytes
+        self._turn = turn
         self.peak_rss_bytes = 0
         self.serve: Serve | None = None
         """Builds what the arm asks for in the middle of a turn; the arm is stopped meanwhile."""
         self.served_s = 0.0
-        """Time that builds took, which counts against no deadline."""
+        """Time that builds took and that the device was waited for, which counts against no deadline."""
 
     def take(self, request: dict[str, Any], timeout_s: float, descriptors: Sequence[int] = ()) -> Turn:
-        """Gives the arm one turn for one request. Raises ArmFault; the arm must then be killed."""
+        """Gives the arm one turn for one request. Raises ArmFault, DeviceBusy; the arm must then be killed."""
+        if self._turn is None:
+            return self._take(request, timeout_s, descriptors)
+        with self._turn.taken() as waited_s:
+            self.served_s += waited_s
+            return self._take(request, timeout_s, descriptors)
+
+    def _take(self, request: dict[str, Any], timeout_s: float, descriptors: Sequence[int]) -> Turn:
         channel = self.child.channel
         ran, waited = self.child.cpu_ns()
         answer: dict[str, Any] | None = None
@@ -100,7 +112,8 @@ class Arm:
         begin = time.monotonic()
         self.child.stop()
         try:
-            answer, descriptor = serve(message)
+            with nullcontext() if self._turn is None else self._turn.lent():
+                answer, descriptor = serve(message)
         except BadRequest as error:
             raise ArmFault("forged", f"a build request off its schema: {error}") from error
         try:

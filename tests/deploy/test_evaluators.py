@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -74,6 +76,56 @@ def test_a_gate_lets_confirmations_go_first_and_survives_cancelled_waiters() -> 
         return order
 
     assert asyncio.run(go()) == ["confirm", "first", "second"]
+
+
+def test_an_evaluator_with_two_places_works_on_two_candidates_and_prefers_the_place_that_knows_the_task() -> None:
+    meet = threading.Barrier(2, timeout=10)
+    opened: list[list[str]] = []
+
+    class Judge:
+        def __init__(self) -> None:
+            self.tasks: list[str] = []
+            self.history: object = None
+            opened.append(self.tasks)
+
+        def evaluate(self, task: Task, candidate: Candidate) -> str:
+            self.tasks.append(task.id)
+            if candidate.source == "meet":
+                meet.wait()
+            return task.id
+
+        def close(self) -> None:
+            return None
+
+    actor = EvaluatorActor(lambda protocol: Judge(), "", 2)
+    one, two = (Task(id=f"file:{n}", source=f"class Model: n = {n}") for n in "12")
+    with ThreadPoolExecutor(2) as threads:
+        found = threads.map(lambda task: actor.evaluate(task, Candidate(source="meet"), "reward"), (one, two))
+        assert list(found) == ["file:1", "file:2"]
+    for task in (two, one, one, two):
+        actor.evaluate(task, Candidate(source="alone"), "reward")
+    assert sorted(map(tuple, opened)) == [("file:1",) * 3, ("file:2",) * 3]
+
+
+def test_a_gate_lets_so_many_in() -> None:
+    async def go() -> None:
+        gate = Gate(2)
+        await gate.enter(EXPLORATION)
+        await gate.enter(EXPLORATION)
+        third = asyncio.create_task(gate.enter(EXPLORATION))
+        await asyncio.sleep(0)
+        assert not third.done()
+        gate.leave()
+        await asyncio.wait_for(third, 1)
+
+    asyncio.run(go())
+
+
+def test_a_task_stays_where_it_is_warm_while_a_place_is_free_there() -> None:
+    loads = Loads([1, 0], at_once=2, home={"task": 0})
+    assert loads.choose("task") == 0
+    loads.waiting[0] = 2
+    assert loads.choose("task") == 1
 
 
 class FakeDevice:

@@ -107,10 +107,9 @@ def test_readings_are_summed_up() -> None:
 def test_slots_on_a_device() -> None:
     """Seven copies in half of the free memory, at most 16, more for short calls, two for long ones."""
     gib = 1 << 30
-    assert slots_on_device(1 << 20, 2, 100 * gib, 0.1) == 16
-    assert slots_on_device(1 << 20, 2, 100 * gib, 0.05) == 32  # 1.6 ms / 0.05 ms
-    assert slots_on_device(1 << 20, 2, 100 * gib, 0.001) == 64
-    assert slots_on_device(1 * gib, 2, 100 * gib, 0.1) == 7  # 50 GiB / (7 x 1 GiB)
+    assert slots_on_device(1 << 20, 2, 100 * gib, 0.1) == 6
+    assert slots_on_device(1 << 20, 2, 100 * gib, 0.01) == 16
+    assert slots_on_device(1 * gib, 2, 60 * gib, 0.1) == 4  # 30 GiB / (7 x 1 GiB)
     assert slots_on_device(1 << 20, 2, 100 * gib, 2.5) == 2
     assert slots_on_device(3 * gib, 2, 100 * gib, 0.1) == 2
     assert slots_on_device(4 * gib, 2, 100 * gib, 0.1) == 0

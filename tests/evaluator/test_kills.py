@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,3 +173,58 @@ def test_the_lock_is_held_by_one_and_free_when_its_holder_dies(tmp_path: Path) -
     with lock.held(5.0) as waited_s:
         assert waited_s < 5.0
     lock.close()
+
+
+def test_turns_go_side_by_side_and_a_timing_excludes_them_and_is_not_kept_waiting(tmp_path: Path) -> None:
+    """Two evaluators take turns without a pause between them; a third times."""
+    path = str(tmp_path / "device")
+    Path(path).touch()
+    inside, together, beside_timing = [0], [0], [0]
+    timing, done = threading.Event(), threading.Event()
+
+    def turns(lock: DeviceLock) -> None:
+        while not done.is_set():
+            with lock.turn(10.0):
+                inside[0] += 1
+                together[0] = max(together[0], inside[0])
+                beside_timing[0] += timing.is_set()
+                time.sleep(0.002)
+                inside[0] -= 1
+
+    locks = [DeviceLock(path, shared=True) for _ in range(3)]
+    threads = [threading.Thread(target=turns, args=(lock,)) for lock in locks[:2]]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            with locks[2].held(10.0) as waited_s:
+                timing.set()
+                with locks[2].turn(0.0) as own_s:
+                    time.sleep(0.01)
+                timing.clear()
+            assert waited_s < 5.0
+            assert own_s == 0.0
+            time.sleep(0.02)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert together[0] == 2
+    assert beside_timing[0] == 0
+    for lock in locks:
+        lock.close()
+
+
+def test_a_turn_that_waits_for_a_build_gives_the_device_up(tmp_path: Path) -> None:
+    path = str(tmp_path / "device")
+    Path(path).touch()
+    builder, other = (DeviceLock(path, shared=True) for _ in range(2))
+    with builder.turn(1.0):
+        with pytest.raises(Exception, match="another evaluator"), other.held(0.05):
+            pass
+        with builder.lent(1.0), other.held(1.0):
+            pass
+        with pytest.raises(Exception, match="another evaluator"), other.held(0.05):
+            pass
+    builder.close()
+    other.close()
