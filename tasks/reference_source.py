@@ -34,9 +34,10 @@ def read_source(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"cannot read {path}: {reason}; give a readable file") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UsageError(f"{path} is not a regular file; give a Python file")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UsageError(f"{path} is not a regular file; give a Python file")
         try:
             data = file.read(MAX_SOURCE_BYTES + 1)
         except OSError as error:
@@ -50,6 +51,11 @@ def read_source(path: Path) -> str:
     if "\0" in text:
         raise UsageError(f"{path} is binary, not UTF-8 text; give a Python file")
     return text
+
+
+def is_source(text: str) -> bool:
+    """Whether a text is source rather than a path or an id: a source has more than one line, or is a statement."""
+    return "\n" in text or any(mark in text for mark in ("class ", "import ", "def ", " = "))
 
 
 def check_task_source(source: str, where: str) -> None:

@@ -21,6 +21,7 @@ _SHAPES = 'File of lines such as {"batch_size": 16, "dim": 1024}: values for the
 _AGAINST = "Another candidate: both are checked, then timed in pairs with each other instead of the reference."
 _BASELINE = "How the timed reference runs: eager, compile (torch.compile) or graph (a CUDA graph; cuda only)."
 _WATCH = "Evaluate again after each save of a file, one line each time, until Ctrl-C."
+_JSON = 'Print one JSON object and nothing else; for bad usage one with "error".'
 _PROFILE = "Show where an accepted candidate's time goes, after the timing, and how to look deeper."
 
 
@@ -40,7 +41,7 @@ def evaluate(
     baseline: Annotated[str, typer.Option("--baseline", help=_BASELINE)] = "eager",
     watch: Annotated[bool, typer.Option("--watch", help=_WATCH)] = False,
     profile: Annotated[bool, typer.Option("--profile", help=_PROFILE)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
     control: Annotated[int, typer.Option("--control", min=0, help=_CONTROL)] = 0,
     batch: Annotated[str, typer.Option("--batch", help=_BATCH, show_default=False)] = "",
     out: Annotated[str, typer.Option("--out", help=_OUT, show_default=False)] = "",
@@ -60,6 +61,8 @@ def evaluate(
         device=device, protocol=protocol, rules=rules, dtype=dtype, size=size, kernelbench=kernelbench, seed=seed,
         evaluators=evaluators, shapes=shapes, against=against, baseline=baseline, profile=profile,
     )  # fmt: skip
+    if as_json and batch:
+        raise UsageError("--json prints one object: leave it out with --batch, which prints one a line")
     if watch and (control or batch):
         raise UsageError("--watch watches one candidate: leave --batch and --control out")
     if control:
