@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from evaluator import metrics
+from evaluator.activity import Activity
 from evaluator.baselines import baseline_of, rival
 from evaluator.compile import CompilePool, Toolchain, discover
 from evaluator.compile.routes import arch_of
@@ -85,6 +86,8 @@ class Evaluator:
         self.config = config or EvaluatorConfig()
         self.device: Device = device if isinstance(device, Device) else open_device(device, self.config.threads)
         self.lock = DeviceLock(self.device.lock_path)
+        self.activity = Activity()
+        """What is done now, for whoever waits."""
         self.history: PlacementHistory | None = None
         """Placement variance of earlier controls on this device type; enough of it makes timings shorter."""
         self._zygote: Zygote | None = None
@@ -132,7 +135,8 @@ class Evaluator:
             flow = DuelFlow(
                 self, task, candidate, opponent, config=config, confirm=confirm, seed=seed, profiled=profile
             )
-        evaluation = flow.run()
+        with self.activity.doing(f"the evaluation on {task.id}"):
+            evaluation = flow.run()
         metrics.count(evaluation, flow.waited_s)
         return evaluation
 
@@ -156,7 +160,9 @@ class Evaluator:
                 },
                 modules=self.device.modules, allocator=allocator.library(),
             )  # fmt: skip
-            self._zygote.start(self.config.deadlines.start_s)
+            start_s = self.config.deadlines.start_s
+            with self.activity.doing("torch to be imported", start_s):
+                self._zygote.start(start_s)
             metrics.RESTARTS.labels(self.device.type).inc()
         return self._zygote
 

@@ -21,6 +21,7 @@ _SHAPES = 'File of lines such as {"batch_size": 16, "dim": 1024}: values for the
 _AGAINST = "Another candidate: both are checked, then timed in pairs with each other instead of the reference."
 _BASELINE = "How the timed reference runs: eager, compile (torch.compile) or graph (a CUDA graph; cuda only)."
 _WATCH = "Evaluate again after each save of a file, one line each time, until Ctrl-C."
+_VERBOSE = "Say on stderr what is done, with times; long waits are said without it."
 _JSON = 'Print one JSON object and nothing else; for bad usage one with "error".'
 _PROFILE = "Show where an accepted candidate's time goes, after the timing, and how to look deeper."
 
@@ -42,6 +43,7 @@ def evaluate(
     watch: Annotated[bool, typer.Option("--watch", help=_WATCH)] = False,
     profile: Annotated[bool, typer.Option("--profile", help=_PROFILE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=_VERBOSE)] = False,
     control: Annotated[int, typer.Option("--control", min=0, help=_CONTROL)] = 0,
     batch: Annotated[str, typer.Option("--batch", help=_BATCH, show_default=False)] = "",
     out: Annotated[str, typer.Option("--out", help=_OUT, show_default=False)] = "",
@@ -55,8 +57,10 @@ def evaluate(
     Ctrl-C. With --control: 0, 1 when the evaluator is off by its own controls, 3 when none was measured.
     """
     from deploy.cli.evaluation import Request, evaluate_batch, evaluate_controls, evaluate_one
+    from deploy.cli.main import log_to_stderr
     from tasks.errors import UsageError
 
+    log_to_stderr(verbose=verbose)
     request = Request(
         device=device, protocol=protocol, rules=rules, dtype=dtype, size=size, kernelbench=kernelbench, seed=seed,
         evaluators=evaluators, shapes=shapes, against=against, baseline=baseline, profile=profile,

@@ -19,16 +19,20 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import typer
 
+from deploy.cli.waiting import waiting_told
 from tasks.errors import UsageError
 from tasks.records import Candidate, Evaluation, Sweep, Task
 from tasks.records import evaluation as words
 from tasks.records.base import stable_json
 from tasks.records.task import Precision
 from tasks.shapes import shape_words
+
+if TYPE_CHECKING:
+    from evaluator import Evaluator
 
 BASELINES = ("eager", "compile", "graph")
 EXIT_CODES = {"accepted": 0, "rejected": 1, "unscored": 3}
@@ -222,8 +226,14 @@ def make_judge(device: str, settings: dict[str, Any]) -> AbstractContextManager[
     from evaluator import Evaluator
     from evaluator.config import EvaluatorConfig
 
-    judge: AbstractContextManager[Judge] = Evaluator(device, EvaluatorConfig(**settings))
-    return judge
+    return _narrated(Evaluator(device, EvaluatorConfig(**settings)))
+
+
+@contextmanager
+def _narrated(evaluator: Evaluator) -> Iterator[Judge]:
+    """The evaluator, with lines on standard error while it is waited for."""
+    with evaluator, waiting_told(evaluator.activity):
+        yield evaluator
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,12 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def log_to_stderr(*, verbose: bool) -> None:
+    """Sets what is logged; a command's own `-v` counts as much as one before it."""
+    if verbose:
+        logging.getLogger().setLevel(logging.INFO)
+
+
 @app.callback()
 def root(
     version: Annotated[  # noqa: ARG001 - its callback answers
@@ -81,8 +87,8 @@ def root(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, on stderr.")] = False,
 ) -> None:
     """Trains language models to write fast kernels, and measures kernels honestly."""
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr(verbose=verbose)
 
 
 def promises_object(arguments: Sequence[str]) -> bool:

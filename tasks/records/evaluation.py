@@ -11,7 +11,7 @@ from tasks.records.profile import Profile
 from tasks.records.task import Precision
 
 Outcome = Literal["accepted", "rejected", "unscored"]
-Step = Literal["screen", "compile", "load", "check", "probe", "time", "confirm"]
+Step = Literal["screen", "compile", "load", "warm", "check", "probe", "time", "confirm"]
 Protocol = Literal["sequential", "reward", "paper"]
 RulesName = Literal["strict", "paper", "any"]
 Baseline = Literal["eager", "compile", "graph", "candidate"]
