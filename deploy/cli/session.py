@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from deploy.observe.follow import Follower
 from deploy.observe.report import winners
 from deploy.resolve import ConfigError
 from tasks.errors import UsageError
+from tasks.figures import times
 from tasks.records import Task
 
 
@@ -50,7 +52,7 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
 
 
 def read_tasks(config: Config) -> list[Task]:
-    """The tasks that the selectors name, each once."""
+    """The tasks that the selectors name, each content once and each under an id of its own."""
     from tasks.suites import list_tasks
 
     if not config.run.tasks:
@@ -62,8 +64,12 @@ def read_tasks(config: Config) -> list[Task]:
     found: dict[str, Task] = {}
     for selector in config.run.tasks:
         for task in list_tasks(selector, size=config.run.size):
-            found.setdefault(task.id, task)
-    return list(found.values())
+            found.setdefault(task.content_hash, task)
+    ids = Counter(task.id for task in found.values())
+    return [
+        task if ids[task.id] == 1 else task.model_copy(update={"id": f"{task.id}~{task.content_hash[:8]}"})
+        for task in found.values()
+    ]
 
 
 def print_plan(config: Config, tasks: Sequence[Task]) -> int:
@@ -122,14 +128,14 @@ def verdict(config: Config, follower: Follower, summary: dict[str, Any]) -> int:
         return 0
     found = winners(follower.state, above)
     if found:
-        typer.echo(f"{len(found)} new kernel(s) beat their reference by more than {above:g}x on fresh seeds.")
+        typer.echo(f"{len(found)} new kernel(s) beat their reference by more than {times(above)} on fresh seeds.")
         return 0
     best = max(
         (t["best"]["ci_low"] or 0.0 for t in summary["tasks"] if t["best"] and t["best"]["label"] == "new"), default=0.0
     )
     typer.echo(
-        f"No new kernel of this run's policy beat its reference with a confirmed interval above {above:g}x"
-        + (f"; the best interval began at {best:.2f}x." if best else ".")
+        f"No new kernel of this run's policy beat its reference with a confirmed interval above {times(above)}"
+        + (f"; the best interval began at {times(best)}." if best else ".")
     )
     return 1
 

@@ -164,7 +164,7 @@ def test_a_panel_of_an_acceptance_shows_what_was_measured(
 ) -> None:
     assert _one(folder, "accept.py", as_json=False) == 0
     out = capfd.readouterr().out
-    for part in ("accepted", "1.73x", "98% interval 1.7x to 1.76x", "2.5 ms", "900 us", "40 pairs over 5 placements",
+    for part in ("accepted", "1.73x", "98% interval 1.70 to 1.76", "2.50 ms", "900 us", "40 pairs over 5 placements",
                  "custom_kernel", "landlock, seccomp"):  # fmt: skip
         assert part in out
 

@@ -311,6 +311,6 @@ def test_a_score_below_its_times_says_why() -> None:
     assert "usual calls" not in accepted_message(MEASURED)
     lowered = accepted_message(MEASURED.model_copy(update={"speedup": 1.5, "ci_low": 1.4, "ci_high": 1.6}))
     assert lowered.startswith(
-        "Right on every call; 1.5x the reference's speed (1.4 to 1.6). Its usual calls alone would"
+        "Right on every call; 1.50x the reference's speed (1.40 to 1.60). Its usual calls alone would"
     )
-    assert "say 2x" in lowered
+    assert "say 2.00x" in lowered
