@@ -47,8 +47,7 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
     run.write_json("environment.json", describe_environment())
     from deploy.graph.workers import make_workers, prepare
 
-    prepared = prepare(config)
-    return train(prepared, run, tasks, make_workers)
+    return train(config, run, tasks, make_workers, prepare)
 
 
 def read_tasks(config: Config) -> list[Task]:
@@ -91,7 +90,13 @@ def print_plan(config: Config, tasks: Sequence[Task]) -> int:
     return 0
 
 
-def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers) -> int:
+def train(
+    config: Config,
+    run: RunFolder,
+    tasks: Sequence[Task],
+    make_workers: MakeWorkers,
+    prepare: Callable[[Config], Config],
+) -> int:
     """Runs, shows progress, writes the summary, prints the table; the exit code."""
     followers: list[Follower] = []
     started_s = time.time()
@@ -111,7 +116,8 @@ def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: M
             return watch
 
         try:
-            execute(config, run, tasks, make_workers, follow, display.say)
+            display.stage("preparing the model (on first use it is converted)")
+            execute(prepare(config), run, tasks, make_workers, follow, display.stage)
         finally:
             if exporter is not None:
                 exporter.stop()

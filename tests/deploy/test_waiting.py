@@ -8,11 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from deploy.cli.display import Display
 from deploy.cli.waiting import EVERY_S, QUIET_S, waiting_told
 from evaluator.activity import Activity
+from evaluator.compile import BuildDesk
+from evaluator.compile.request import CompileResult
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = """
@@ -69,6 +73,23 @@ def test_an_activity_ends_whatever_ends_it() -> None:
     assert activity.now is None
 
 
+def test_a_build_in_the_middle_of_a_call_is_said() -> None:
+    activity, seen = Activity(), []
+
+    class Pool:
+        def serve(self, message: dict[str, Any]) -> tuple[dict[str, Any], None, CompileResult]:
+            assert activity.now is not None
+            seen.append(activity.now.words)
+            return message, None, CompileResult(name="k", seconds=0.0)
+
+    desk = BuildDesk(Pool, activity)  # type: ignore[arg-type]  # the part of a pool that a desk uses
+    with activity.doing("the candidate's first call"):
+        desk.serve({})
+        assert activity.now is not None
+        assert activity.now.words == "the candidate's first call"
+    assert seen == ["a kernel to be compiled (load_inline)"]
+
+
 def test_verbose_says_each_step_with_its_time_on_standard_error(tmp_path: Path) -> None:
     for name, text in (("task.py", TASK), ("slow.py", SLOW)):
         (tmp_path / name).write_text(text)
@@ -85,3 +106,37 @@ def test_verbose_says_each_step_with_its_time_on_standard_error(tmp_path: Path) 
     assert float(took.split()[0]) >= 3.0
     waits = [line for line in done.stderr.splitlines() if line.startswith("waiting for the ")]
     assert waits, "more than fifteen seconds passed in silence"
+
+
+def test_a_stage_that_says_nothing_is_named_again(capfd: pytest.CaptureFixture[str]) -> None:
+    with Display(10.0, live=False, silence_s=0.2) as display:
+        display.stage("starting Ray")
+        time.sleep(0.7)
+        display.stage("starting the learner")
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "starting Ray"
+    assert lines[-1] == "starting the learner"
+    assert set(lines[1:-1]) <= {"starting Ray: 0 s so far", "starting Ray: 1 s so far"}
+    assert len(lines) > 3
+
+
+def test_a_display_is_never_silent_for_long_and_never_louder_than_asked() -> None:
+    """The reminder looks twelve times in its interval, which is two seconds above that of progress."""
+    assert Display(10.0, live=False).silence_s * 13 / 12 <= 15
+    assert Display(60.0, live=False).silence_s > 60
+
+
+@pytest.mark.parametrize(("command", "status"), [("sleep 11", 0), ("exit 3", 3), ("false", 1)])
+def test_an_installing_script_says_what_it_waits_for(command: str, status: int) -> None:
+    script = f'set -eu; . scripts/waited.sh; waited "installing torch" sh -c "{command}"; echo done'
+    done = subprocess.run(["sh", "-c", script], cwd=ROOT, text=True, capture_output=True, timeout=60)
+    assert done.returncode == status
+    said = ["installing torch"] + ["installing torch: 10 s so far"] * (command == "sleep 11")
+    assert done.stdout.splitlines() == said + ["done"] * (status == 0)
+
+
+@pytest.mark.parametrize("name", ["install_cpu.sh", "install_gpu.sh"])
+def test_no_step_of_an_installation_is_silent(name: str) -> None:
+    steps = [line for line in (ROOT / "scripts" / name).read_text().splitlines() if "$pip install" in line]
+    assert steps
+    assert all("waited " in line for line in steps), steps
