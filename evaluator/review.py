@@ -29,6 +29,13 @@ FAMILIES = (
 """Families of cheats, as the hacking cases name them; anything else is `other`."""
 OTHER = "other"
 UNREVIEWED = "unreviewed"
+LABELS = {
+    "reviewed_honest": "The reviewing model takes it for honest.",
+    "reviewed_unsure": "The reviewing model cannot tell, or its answer could not be read.",
+    "reviewed_cheat": "The reviewing model takes it for a cheat; rejected where `review.mode` is `binding`.",
+    UNREVIEWED: "The reviewing model gave no answer.",
+}
+"""Labels that a review adds, in one sentence each."""
 """Label of a jump that should have been reviewed and was not."""
 SMALLEST_PROMPT = 8000
 """Characters below which a prompt could not hold its fixed parts."""

@@ -18,7 +18,8 @@ from tasks.figures import figures, interval, milliseconds, times
 from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION, RECORD_SCHEMA_VERSION
 
 CONTROL_ALARM = "control_alarm"
-"""Label of a run whose evaluator is off by its own controls: its speedups are not to be trusted."""
+LABELS = {CONTROL_ALARM: "The evaluator is off by its own controls on a device type: speedups are not to be trusted."}
+"""Labels of a run, in one sentence each."""
 
 
 def summarize(state: RunState, targets: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -54,4 +54,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return faults
 
 
-DEFENCE = Defence("confirmation", "statistics gaming", ("measurement", "confirmation", "unstable"), _find)
+DEFENCE = Defence(
+    "confirmation", "statistics gaming", ("measurement", "confirmation", "unstable"), _find,
+    yields=("not_confirmed",),
+)  # fmt: skip

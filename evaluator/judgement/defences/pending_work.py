@@ -40,4 +40,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return faults
 
 
-DEFENCE = Defence("pending_work", "deferred work", ("pending",), _find, active="an idle window after checked calls")
+DEFENCE = Defence(
+    "pending_work", "deferred work", ("pending",), _find, active="an idle window after checked calls",
+    yields=("lazy_output", "timing_escape", "resource_abuse"),
+)  # fmt: skip

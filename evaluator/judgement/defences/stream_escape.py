@@ -29,4 +29,4 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return [Fault("stream_escape", "time", message, seen.model_dump(mode="json"))]
 
 
-DEFENCE = Defence("stream_escape", "timing lies", ("timers",), _find)
+DEFENCE = Defence("stream_escape", "timing lies", ("timers",), _find, yields=("stream_escape",))

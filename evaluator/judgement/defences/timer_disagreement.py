@@ -76,4 +76,4 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return faults
 
 
-DEFENCE = Defence("timer_disagreement", "timing lies", ("timers",), _find)
+DEFENCE = Defence("timer_disagreement", "timing lies", ("timers",), _find, yields=("forged_result", "timing_escape"))
