@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from deploy.cli.settings import SettingsCommand, settings_of
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 _TASK = "A file in KernelBench's convention, kernelbench:LEVEL/PROBLEM or procedural:FAMILY/INDEX."
@@ -26,8 +28,9 @@ _JSON = 'Print one JSON object and nothing else; for bad usage one with "error".
 _PROFILE = "Show where an accepted candidate's time goes, after the timing, and how to look deeper."
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def evaluate(
+    context: typer.Context,
     task: Annotated[str, typer.Argument(help=_TASK, show_default=False)] = "",
     candidate: Annotated[str, typer.Argument(help=_CANDIDATE, show_default=False)] = "",
     device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:INDEX.")] = "cpu",
@@ -51,6 +54,8 @@ def evaluate(
 ) -> None:
     """Judge a candidate against its reference: is it right on secret inputs, and how much faster is it?
 
+    Any setting of the evaluator (docs/config.md) is given as --evaluator.key value, such as --evaluator.threads 2.
+
     Exit code 0: accepted (with --batch: every line got an evaluation). 1: rejected. 2: bad usage or unreadable input.
     3: unscored, since something of the machine failed and not the candidate, or since the one of --against was
     rejected. With --shapes it is that of the worst shape: rejected on any, else unscored on any. With --watch: 0 after
@@ -64,6 +69,7 @@ def evaluate(
     request = Request(
         device=device, protocol=protocol, rules=rules, dtype=dtype, size=size, kernelbench=kernelbench, seed=seed,
         evaluators=evaluators, shapes=shapes, against=against, baseline=baseline, profile=profile,
+        settings_words=tuple(settings_of(context)),
     )  # fmt: skip
     if as_json and batch:
         raise UsageError("--json prints one object: leave it out with --batch, which prints one a line")

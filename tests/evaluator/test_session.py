@@ -90,6 +90,14 @@ def test_a_wrong_candidate_is_rejected_with_reason_and_step(
     assert result.message.endswith(".")
 
 
+def test_arms_have_as_many_threads_as_the_setting_says(task: Task, quick: EvaluatorConfig) -> None:
+    """Also where a library starts them with its first use, before anything is forked."""
+    both = candidate("assert torch.get_num_threads() == 2\nreturn torch.relu(self.fc(x))")
+    with Evaluator(config=quick.model_copy(update={"threads": 2})) as evaluator:
+        found = judged(evaluator, task, both)
+    assert found.outcome == "accepted", found.message
+
+
 LATER = "self.calls = getattr(self, 'calls', 0) + 1\nwhile self.calls > {count}: pass\nreturn torch.relu(self.fc(x))"
 
 
