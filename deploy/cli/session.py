@@ -39,9 +39,10 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
         run = RunFolder(config.run.folder / new_run_id(config.run.name))
     else:
         raise ConfigError("Name a preset or a TOML file, or a run to --resume.")
-    tasks = read_tasks(config)
+    check_asked(config)
     if dry_run:
-        return print_plan(config, tasks)
+        return print_plan(config)
+    tasks = read_tasks(config)
     run.create()
     run.write_text("config.toml", config.to_toml())
     run.write_json("environment.json", describe_environment())
@@ -50,44 +51,66 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
     return train(config, run, tasks, make_workers, prepare)
 
 
-def read_tasks(config: Config) -> list[Task]:
-    """The tasks that the selectors name, each content once and each under an id of its own."""
-    from tasks.suites import list_tasks
-
+def check_asked(config: Config) -> None:
+    """Raises UsageError unless the configuration names tasks and evaluators."""
     if not config.run.tasks:
         raise UsageError("run.tasks is empty: name tasks, such as --run.tasks procedural:row_norm/0-15.")
     if not config.device_types():
         raise UsageError(
             "evaluator.pool names no evaluator: say how many evaluators of which type, such as cpu = 1 or H100 = 4."
         )
+
+
+def read_tasks(config: Config) -> list[Task]:
+    """The tasks that the selectors name, each content once and each under an id of its own. Raises UsageError."""
+    tasks, missing = find_tasks(config)
+    if missing:
+        raise UsageError("; ".join(missing))
+    return tasks
+
+
+def find_tasks(config: Config) -> tuple[list[Task], list[str]]:
+    """The tasks that are at hand, and a sentence for each reason why others are not."""
+    from tasks.suites import list_tasks
+
     found: dict[str, Task] = {}
+    missing: dict[str, list[str]] = {}
     for selector in config.run.tasks:
-        for task in list_tasks(selector, size=config.run.size):
-            found.setdefault(task.content_hash, task)
+        try:
+            for task in list_tasks(selector, size=config.run.size):
+                found.setdefault(task.content_hash, task)
+        except UsageError as error:
+            missing.setdefault(str(error), []).append(selector)
     ids = Counter(task.id for task in found.values())
-    return [
+    tasks = [
         task if ids[task.id] == 1 else task.model_copy(update={"id": f"{task.id}~{task.content_hash[:8]}"})
         for task in found.values()
     ]
+    return tasks, [f"{', '.join(selectors)}: {text}" for text, selectors in missing.items()]
 
 
-def print_plan(config: Config, tasks: Sequence[Task]) -> int:
-    """Prints the resolved tree and the placement; 2 when the cluster lacks something."""
+def print_plan(config: Config) -> int:
+    """Prints the resolved tree, the tasks, the placement and all that is missing; 2 when anything is."""
+    tasks, missing = find_tasks(config)
     if named_address(config, os.environ):
         with joined(config) as ray:
             nodes = nodes_of(ray)
     else:
         nodes = [local_node()]
     plan = make_plan(requests_of(config), nodes)
+    if plan.shortfalls:
+        missing.append(shortfall_text(plan))
     typer.echo(config.to_toml())
-    typer.echo(f"# {len(tasks)} tasks: {', '.join(task.id for task in tasks[:8])}{', ...' if len(tasks) > 8 else ''}")
+    named = ", ".join(task.id for task in tasks[:8]) or "none"
+    typer.echo(f"# {len(tasks)} tasks: {named}{', ...' if len(tasks) > 8 else ''}")
     typer.echo("# placement")
     for text in plan_text(plan).splitlines():
         typer.echo(f"#   {text}")
-    if plan.shortfalls:
-        typer.echo(f"# {shortfall_text(plan)}")
-        return 2
-    return 0
+    if missing:
+        typer.echo("# missing")
+        for text in missing:
+            typer.echo(f"#   {text}")
+    return 2 if missing else 0
 
 
 def train(

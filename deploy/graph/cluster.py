@@ -33,28 +33,33 @@ class ClusterUnreachable(KontrastError):
 
 def requests_of(config: Config) -> list[Request]:
     """What the roles of a configuration ask for."""
-    cluster = config.cluster
+    cluster, types = config.cluster, config.device_types()
     requests = [
         Request(
             "evaluator", count, cluster.evaluator_cpus, 0.0 if device_type == "cpu" else cluster.evaluator_gpus,
             "" if device_type == "cpu" else device_type, setting=f"evaluator.pool.{device_type}",
+            without=f"set evaluator.pool.{device_type} to 0" if len(types) > 1 else "",
+            share="cluster.evaluator_cpus",
         )
-        for device_type, count in config.device_types().items()
+        for device_type, count in types.items()
     ]  # fmt: skip
     requests.append(
         Request(
             "learner", cluster.learner_ranks, cluster.learner_cpus, cluster.learner_gpus, one_node=True,
-            setting="cluster.learner_ranks",
+            setting="cluster.learner_ranks", share="cluster.learner_cpus",
         )
     )  # fmt: skip
     requests.append(
         Request(
             "generator", cluster.generators, cluster.generator_cpus, cluster.generator_gpus,
-            setting="cluster.generators",
+            setting="cluster.generators", share="cluster.generator_cpus",
         )
     )  # fmt: skip
     if config.review.mode != "off":
-        requests.append(Request("reviewer", 1, config.review.cpus, config.review.gpus, setting="review.mode"))
+        review = config.review
+        requests.append(
+            Request("reviewer", 1, review.cpus, review.gpus, without="set review.mode to off", share="review.cpus")
+        )
     return requests
 
 
