@@ -12,9 +12,11 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from deploy.config import Config
+from deploy.graph.logs import collect_logs
 from deploy.graph.placement import Node, Request
 from deploy.graph.reaper import reaping
 from deploy.quiet import usage_reporting_off
@@ -69,9 +71,10 @@ def named_address(config: Config, environment: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def joined(config: Config) -> Iterator[Any]:
+def joined(config: Config, logs: Path | None = None) -> Iterator[Any]:
     """Connects to the run's cluster and yields the module `ray`; raises ClusterUnreachable.
 
+    At the end the logs of this process's workers on this machine go into the folder `logs`.
     Ray keeps the authentication of a process's first cluster: after one that was started here, a cluster with another
     token is joined from another process.
     """
@@ -87,18 +90,21 @@ def joined(config: Config) -> Iterator[Any]:
         }  # fmt: skip
         try:
             if address:
-                ray.init(address=address, **common)
+                context = ray.init(address=address, **common)
             else:
-                ray.init(
+                context = ray.init(
                     address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
                     _node_ip_address="127.0.0.1", **common,
                 )  # fmt: skip
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise ClusterUnreachable(_unreachable(address, error)) from error
+        session, job = Path(context.address_info["session_dir"]), ray.get_runtime_context().get_job_id()
         try:
             yield ray
         finally:
             ray.shutdown()
+            if logs is not None:
+                collect_logs(session, job, logs)
 
 
 @contextmanager
