@@ -19,12 +19,18 @@ from evaluator.sides import Side, Which
 from evaluator.timing.clock import ArmTurn
 from evaluator.timing.statistics import Pair, timer_facts, with_alone
 from evaluator.worker import schema
+from evaluator.worker.backend import MOST_LEAD_NS
 
 if TYPE_CHECKING:
     from evaluator.device_cuda import Gauges
     from evaluator.session import WarmReference
     from evaluator.timing.statistics import PlacementHistory
     from evaluator.worker.process import Child
+
+LEAST_LEAD_NS = 100_000
+"""Enough for a few kernels that are launched from Python."""
+LEAD_FACTOR = 3
+"""A launch takes up to three times as long from one turn to the next on a virtual machine's processors."""
 
 Style = Literal["near", "unit", "exact"]
 """How parameters are drawn: see `evaluator.reference.parameters`."""
@@ -69,6 +75,8 @@ class Bench:
         """What earlier controls on the device type have shown of placements."""
         self.on: frozenset[str] = frozenset(ALL_DEFENCES)
         """Names of the defences that are on: the active parts of the others are left out."""
+        self.device_clock = False
+        """Whether calls are timed by the device's clock."""
         self.compared: list[CallResult | None] = []
         """Comparisons of the inputs drawn last."""
         self._loads = 0
@@ -106,6 +114,21 @@ class Bench:
         """
         reference_s, candidate_s = self.reference.quickest_call_s, self.candidate.quickest_call_s
         return 1e6 * float(self.server.opened["call_ms"]) + 1e9 * max(0.0, candidate_s - reference_s)
+
+    @property
+    def lead_ns(self) -> int:
+        """What a call is left for its launch by the device's clock, 0 by the other: by the reference's launches so far.
+
+        The candidate has no say in it: what it takes longer counts as its time, and what it does with its processor
+        in the lead, which nothing counts, has no more time than the reference's launch gives it.
+        """
+        if not self.device_clock:
+            return 0
+        return min(MOST_LEAD_NS, LEAST_LEAD_NS + LEAD_FACTOR * self.reference.quickest_launch_ns)
+
+    def lead(self, lead_ns: int) -> None:
+        """Leaves the calls of both sides so much time for their launches."""
+        self.candidate.lead_ns = self.reference.lead_ns = lead_ns
 
     @property
     def reloads(self) -> bool:
@@ -193,6 +216,7 @@ class Bench:
         Timed calls are compared for the defence `every_call`.
         """
         calls, kept = self.draw(draws), self.observed.given_again
+        self.lead(self.lead_ns)
         if reference_first:
             reference = self.run_reference(calls)
         candidate, results = self.candidate.run(calls, hold=hold, each=self.each, kept=kept)

@@ -52,6 +52,9 @@ class TimingConfig(Section):
     """The same for `reward`."""
     confidence: float = Field(default=0.98, gt=0.5, lt=1)
     """Nominal confidence of the interval."""
+    clock: Literal["device", "latency"] = "device"
+    """What a call's time is on an accelerator: that of its kernels on the device, launched ahead and run back to back,
+    or what a caller waits for from an idle device on, launches included. On CPU it is always the latter."""
     cap_s: float = Field(default=4.0, gt=0)
     """Wall time after which a timing stops with the interval it has."""
     paper_window_s: float = Field(default=1800.0, gt=0)

@@ -17,8 +17,6 @@ from typing import Any
 from evaluator.device import Device
 from tasks.errors import UsageError
 
-ARM_CORES = 4
-"""Cores of the timed workers, where there are at least twice as many."""
 RUNTIME = "evaluator.worker.cudart"
 """Imported before the fork: a confined worker cannot read the project."""
 _VENDOR_WORDS = frozenset(("NVIDIA", "Tesla", "GeForce", "Quadro", "Graphics"))
@@ -46,7 +44,7 @@ def open_cuda(name: str) -> Device:
         raise UsageError(f"there is no device cuda:{index} here: {len(handles)} CUDA device(s) are visible")
     handle = handles[index]
     uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-    arms, rest = split_cores(sorted(os.sched_getaffinity(0)))
+    arms, rest = split_cores(sorted(os.sched_getaffinity(0)), index, len(handles))
     return Device(
         name=f"cuda:{index}", type=type_of(_text(nvml.nvmlDeviceGetName(handle))), arm_cores=arms, judge_cores=rest,
         lock_path=_lock_path(nvml, handle, uuid), runtime=RUNTIME,
@@ -55,11 +53,16 @@ def open_cuda(name: str) -> Device:
     )  # fmt: skip
 
 
-def split_cores(cores: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Cores of the arms and of everything else: the last four, or the upper half of fewer than eight."""
-    count = min(ARM_CORES, max(1, len(cores) // 2))
-    arms = tuple(cores[-count:])
-    return arms, tuple(core for core in cores if core not in arms) or arms
+def split_cores(cores: list[int], index: int, devices: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The core of both arms of a device, and the cores of everything else.
+
+    Arms never run at once; on a core of their own each, what they do beside the device would differ by as much as two
+    cores of a virtual machine do. Each device has its own arm core, from the last one down, where there are enough for
+    half of them to remain.
+    """
+    taken = cores[-min(devices, max(1, len(cores) // 2)) :]
+    arm = taken[-1 - index % len(taken)]
+    return (arm,), tuple(core for core in cores if core not in taken) or (arm,)
 
 
 def _nvml() -> Any:

@@ -43,6 +43,11 @@ class Duel:
         self.on = own.on
         self._other_gate = other_gate
 
+    @property
+    def lead_ns(self) -> int:
+        """What a call of either candidate is left for its launch."""
+        return max(self.own.lead_ns, self.other.lead_ns)
+
     def children(self) -> list[Child]:
         """The processes that a timing keeps busy."""
         return [*self.own.children(), *self.other.children()]
@@ -79,6 +84,9 @@ class Duel:
         """One turn of each candidate, the other's as that of the reference, with every call compared."""
         benches = (self.other, self.own)
         calls = [bench.draw(draws) for bench in benches]
+        lead_ns = self.lead_ns
+        for bench in benches:
+            bench.lead(lead_ns)
         for bench, own in zip(benches, calls, strict=True):
             bench.run_reference(own)
         order = (0, 1) if reference_first else (1, 0)

@@ -157,6 +157,7 @@ def warm(bench: Bench, config: EvaluatorConfig) -> None:
             bench.candidate.run(calls, timeout_s=timeout_s)
         with doing(f"the reference's {words} call", deadlines.call_s):
             bench.run_reference(calls)
+    bench.device_clock = config.timing.clock == "device" and bench.reference.quickest_launch_ns > 0
     bench.observed.processes_left(bench.candidate.arm.child.descendants())
     for side in (bench.candidate, bench.reference):
         side.ask({"op": "seal", "filter": "seccomp" in config.sandbox.layers}, schema.Sealed, _START_S)

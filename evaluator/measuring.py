@@ -10,7 +10,7 @@ import math
 import random
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evaluator.bench import Bench, Draw
 from evaluator.judgement.defences.timer_disagreement import CALIBRATION_LOG, alone_cap
@@ -73,11 +73,13 @@ def _run(bench: Bench | Duel, gate: Gate, device: Device, config: EvaluatorConfi
             _settle(bench, 1)
         draws = [_timed(bench) for _ in range(min(plan.calls, slots))]
         reference, candidate = bench.pair(draws, reference_first=plan.order == "reference_first")
-        spoiled = disturbances.of(reference, candidate)
+        spoiled = "" if bench.lead_ns else disturbances.of(reference, candidate)
         if bench.gauges is not None:
             readings.append(bench.gauges.read())
             spoiled = spoiled or hygiene.spoiled(readings[-1])
-        pairs.append(checked(pair_of(reference, candidate, plan.placement, plan.order, cores=cores, spoiled=spoiled)))
+        pairs.append(checked(pair_of(
+            reference, candidate, plan.placement, plan.order, cores=cores, lead_ns=bench.lead_ns, spoiled=spoiled
+        )))  # fmt: skip
         bench.observed.turns.add(bench.observed.step, pairs[-1], readings[-1] if readings else {})
         protocol.feed(pairs[-1])
         gate.pass_or_end()
@@ -87,10 +89,10 @@ def _run(bench: Bench | Duel, gate: Gate, device: Device, config: EvaluatorConfi
     bench.timed(pairs, [_alone(bench, placement, cores) for _ in range(ALONE_PAIRS)] if gains else [])
     gate.pass_or_end()
     result = capped(result, alone_cap(bench.observed.timers, claimed_log))
+    update: dict[str, Any] = {"definition": "device" if bench.lead_ns else "latency"}
     if readings:
-        measurement = result.measurement.model_copy(update={"clocks": hygiene.summary(readings)})
-        return replace(result, measurement=measurement)
-    return result
+        update["clocks"] = hygiene.summary(readings)
+    return replace(result, measurement=result.measurement.model_copy(update=update))
 
 
 def _alone(bench: Bench | Duel, placement: int, cores: int) -> Pair:

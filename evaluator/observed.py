@@ -175,6 +175,11 @@ class Observed:
                 expected=self._expected,
             )
 
+    @property
+    def gives_memory_again(self) -> bool:
+        """Whether a result lay in the memory of an earlier one that its caller still held."""
+        return any(alias.target == "earlier_output" and not alias.reference_too for alias in self._aliases.values())
+
     def _add_alias(self, overlap: schema.Overlap) -> None:
         too = (overlap.target, overlap.path) in self._reference_aliases
         alias = Alias(target=overlap.target, path=overlap.path, other=overlap.other, reference_too=too)

@@ -41,6 +41,10 @@ class Side:
         self.last_call_s = 0.0
         self.quickest_call_s = math.inf
         """A call of the quickest turn so far: what a call takes when nothing disturbs it."""
+        self.quickest_launch_ns = 0
+        """The least time that a call kept its caller, where the device works on after it; medians of bursts."""
+        self.lead_ns = 0
+        """What the device's clock leaves a call for its launch; 0 for the clock `latency`."""
         self.ends_at_s = float("inf")
         self.load_ends_at_s = float("inf")
         self.names: dict[str, str] = {}
@@ -153,13 +157,17 @@ class Side:
 
         Results that are not held are spoiled but for the paths `kept`; none are for None.
         """
-        request = {"op": "run", "calls": calls, "hold": hold, "each": each, "kept": kept}
+        request = {
+            "op": "run", "calls": calls, "hold": hold, "each": each, "kept": kept, "lead_ns": self.lead_ns,
+        }  # fmt: skip
         answer, turn = self.ask(request, schema.Ran, timeout_s or self.burst_s(len(calls)))
         if len(answer.results) != len(calls) or len(answer.stamps) != len(calls) + 1:
             raise self._failed("forged", "an answer for another number of calls")
         span_ns = turn.span_ns
         if self.collect is not None:
             span_ns += self.collect(len(calls)) - turn.end_ns
+        if answer.launch_ns:
+            self.quickest_launch_ns = min(self.quickest_launch_ns or answer.launch_ns, answer.launch_ns)
         self.last_call_s = span_ns / 1e9 / len(calls)
         self.quickest_call_s = min(self.quickest_call_s, self.last_call_s)
         return ArmTurn(tuple(answer.stamps), span_ns, turn.ran_ns, turn.waited_ns), answer.results

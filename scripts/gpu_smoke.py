@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +74,13 @@ class Run:
     out: Path
     device: str
     layers: tuple[str, ...] = LAYERS
-    arm_cores: int = 0
-    """Cores that both arms are held on; 0 for the device's own choice."""
     ends_at_s: float = float("inf")
     evaluator: Evaluator | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def judge(self) -> Evaluator:
         if self.evaluator is None:
-            device = open_device(self.device)
-            if self.arm_cores:
-                device = replace(device, arm_cores=device.arm_cores[-self.arm_cores :])
-            self.evaluator = Evaluator(device, _config(self.layers))
+            self.evaluator = Evaluator(open_device(self.device), _config(self.layers))
         return self.evaluator
 
     def reset(self) -> None:
@@ -156,7 +151,7 @@ def _described(evaluation: Evaluation) -> dict[str, Any]:
         "outcome": evaluation.outcome, "reason": evaluation.reason, "step": evaluation.step,
         "message": evaluation.message, "labels": evaluation.labels, "isolation": evaluation.isolation,
         "by_step": evaluation.seconds_by_step, "detail": evaluation.detail, "facts": evaluation.facts,
-        "device_type": evaluation.device_type,
+        "device_type": evaluation.device_type, "turns": evaluation.turns,
     }  # fmt: skip
     found = evaluation.measurement
     if found is not None:
@@ -222,15 +217,10 @@ def _take_apart(run: Run, case: Case) -> bool:
 
 
 def _control(run: Run, repeats: int) -> None:
-    """The reference against itself, on the device's own cores and on one, each time in new processes."""
-    for arm_cores in (0, 1) if repeats else ():
-        run.reset()
-        run.arm_cores = arm_cores
-        for number in range(repeats):
-            for name, task in AA_TASKS.items():
-                run.one(Case(f"aa_{name}_{arm_cores or 'all'}_{number}", task, renamed(task), "aa"))
-    run.reset()
-    run.arm_cores = 0
+    """The reference against itself, each time in new workers."""
+    for number in range(repeats):
+        for name, task in AA_TASKS.items():
+            run.one(Case(f"aa_{name}_{number}", task, renamed(task), "aa"))
 
 
 def main() -> None:

@@ -150,6 +150,15 @@ self._graph.replay()
 return self._out.clone()""",
     init="        self._graph = None\n",
 )
+EARLY = _candidate(
+    """side = self._side
+with torch.cuda.stream(side):
+    y = torch.relu(x * self.scale + self.shift)
+torch.cuda.current_stream().wait_stream(side)
+return y""",
+    init="        self._side = torch.cuda.Stream(priority=-1)\n",
+)
+"""Does not wait for the caller's stream, so that its work may begin before its time does."""
 HOARD = _candidate(
     "self._kept.append(torch.empty(64 << 20, dtype=torch.float32, device=x.device))\n"
     "return torch.relu(x * self.scale + self.shift)",
@@ -169,6 +178,7 @@ OWN_CASES: list[dict[str, Any]] = [
     _case("own_cupy", CUPY),
     _case("own_nvcc_ctypes", NVCC),
     _case("own_graph_with_copies", GRAPH),
+    _case("own_early_side_stream", EARLY, "reject", neutral_max=1.05),
     _case("own_fault", FAULT, "reject", reasons=("crash",)),
     _case("own_hoards_device_memory", HOARD, "reject", reasons=("resource_abuse", "state_leak")),
     _case("own_load_inline", INLINE, builds=True),

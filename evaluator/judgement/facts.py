@@ -278,6 +278,8 @@ class TimerFacts(Fact):
     """Log of (reference's time beside the worker over its time alone), after one repetition of the turn."""
     slowdown_error_log: float = 0.0
     """Half-width of that."""
+    launched_ahead: bool = False
+    """Whether native times are a device's, of calls that were launched before their time began."""
     missing_turns: int = 0
     """Turns whose native time is absent, zero, negative or larger than the span allows."""
 

@@ -6,6 +6,7 @@ the reference server; inputs given to the reference are the server's own, so not
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,7 +24,7 @@ from evaluator.reference.fresh import timed_inputs
 from evaluator.reference.parameters import Style, usable_state
 from evaluator.reference.subject import Subject, map_tensors, seeded
 from evaluator.worker import burst, native
-from evaluator.worker.backend import Backend
+from evaluator.worker.backend import MOST_LEAD_NS, Backend
 from evaluator.worker.tree import flatten
 from tasks.records.task import Precision
 
@@ -51,7 +52,7 @@ class Reference:
         self.train = mode != "eval"
         self.device = backend.device
         self.admission: Admission
-        self.call_ns = 0.0
+        self.call_ns = math.inf
         self.mutated: list[str] = []
         """Entries of the state that a call changes, such as the running statistics of a normalisation."""
         self.gradients = False
@@ -107,15 +108,19 @@ class Reference:
         )
         if self.admission.randomness == "dropout":
             self.quieten()
-        results, stamps = self._backend.run_burst(self.model, drawn)
-        self.call_ns = _quickest(stamps)
+        results = self._timed(drawn)
         if self.call_ns < SHORT_CALL_NS:  # one moment's delay would count as its length
-            self.call_ns = min(
-                self.call_ns, *(_quickest(self._backend.run_burst(self.model, drawn)[1]) for _ in range(3))
-            )
+            for _ in range(3):
+                self._timed(drawn)
         self.mutated = [n for n, value in self.model.state_dict().items() if not _equal(value, self._constructed[n])]
         self._copy_state(self._constructed)
         self.output_bytes = [t.numel() * t.element_size() for t in flatten(results[0], native.is_tensor).tensors]
+
+    def _timed(self, drawn: list[list[Any]]) -> list[Any]:
+        """Results on the draws; keeps the time of the quickest call but the first."""
+        results, stamps, _ = self._backend.run_burst(self.model, drawn, lead_ns=MOST_LEAD_NS)
+        self.call_ns = min(self.call_ns, *(after - before for before, after in pairwise(stamps[1:])))
+        return results
 
     def _refuse_unless_comparable(self, outputs: Leaves) -> None:
         if not outputs:
@@ -192,11 +197,6 @@ class Reference:
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by name."""
         return dict(self.model.state_dict())
-
-
-def _quickest(stamps: Sequence[int]) -> float:
-    """The quickest call but the first, in ns."""
-    return float(min(after - before for before, after in pairwise(stamps[1:])))
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:

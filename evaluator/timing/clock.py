@@ -71,7 +71,14 @@ class ArmTurn:
 
 
 def pair_of(
-    reference: ArmTurn, candidate: ArmTurn, placement: int, order: Order, *, cores: int = 1, spoiled: str = ""
+    reference: ArmTurn,
+    candidate: ArmTurn,
+    placement: int,
+    order: Order,
+    *,
+    cores: int = 1,
+    lead_ns: int = 0,
+    spoiled: str = "",
 ) -> Pair:
     """The two turns as the statistics take them.
 
@@ -82,7 +89,7 @@ def pair_of(
         placement=placement, order=order, calls=max(1, reference.calls - 1), reference_ns=reference.counted_ns,
         candidate_ns=candidate.counted_ns if believed else math.nan, reference_burst_ns=reference.burst_ns,
         candidate_burst_ns=candidate.burst_ns if believed else math.nan, reference_span_ns=reference.shown_ns(cores),
-        candidate_span_ns=candidate.shown_ns(cores), spoiled=spoiled if believed else "",
+        candidate_span_ns=candidate.shown_ns(cores), lead_ns=lead_ns, spoiled=spoiled if believed else "",
     )  # fmt: skip
 
 

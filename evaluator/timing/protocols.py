@@ -23,6 +23,7 @@ from evaluator.timing.statistics import (
     Pair,
     PlacementHistory,
     audit,
+    between_processes_log,
     checked,
     estimate,
     timer_facts,
@@ -170,7 +171,9 @@ class Sequential:
     def _grow_bursts(self) -> bool:
         """Doubles the bursts while the span cannot resolve the claimed gain; False when that is settled or in vain."""
         seen = timer_facts(self.pairs)
-        _, short = limited(seen.native_log, seen.span_log, seen.span_error_log)
+        _, short = limited(
+            seen.native_log, seen.span_log, seen.span_error_log, launched_ahead=seen.launched_ahead
+        )  # fmt: skip
         most = self.settings.calls_most
         if not short or not seen.turns or 2 * self._scale * self.settings.calls_high > most:
             return False
@@ -188,14 +191,17 @@ class Sequential:
         scored = audited.scored_log
         span_limited = False
         if seen.turns:
-            capped, span_limited = limited(scored, seen.span_log, seen.span_error_log)
+            capped, span_limited = limited(
+                scored, seen.span_log, seen.span_error_log, launched_ahead=seen.launched_ahead
+            )  # fmt: skip
             scored = min(scored, capped)
         good = [pair for pair in self.pairs if not pair.spoiled]
         reference_ms, candidate_ms = per_call_ms(good)
+        half_width_log = math.hypot(found.half_width_log, between_processes_log(good))
         measurement = Measurement(
             speedup=math.exp(scored),
-            ci_low=math.exp(scored - found.half_width_log),
-            ci_high=math.exp(scored + found.half_width_log),
+            ci_low=math.exp(scored - half_width_log),
+            ci_high=math.exp(scored + half_width_log),
             confidence=self.settings.confidence,
             reference_ms=reference_ms,
             candidate_ms=candidate_ms,

@@ -2,9 +2,9 @@
 
 One row a pair, kept by columns: `step` (`time` or `confirm`), `placement`, `order`, `calls` (counted ones, of each
 arm); for either arm `*_ns` (native timer, first call left out), `*_burst_ns` (with it) and `*_span_ns` (the judge's
-clock); `spoiled` (why the pair does not count, empty for one that does); and what the device showed beside the pair:
-`sm_mhz`, `memory_mhz`, `power_w`, `temperature_c`, `reasons` (NVML's bit mask of clock event reasons). A time that is
-no number is null.
+clock); `lead_ns` (what a call was left for its launch, by a device's clock); `spoiled` (why the pair does not count,
+empty for one that does); and what the device showed beside the pair: `sm_mhz`, `memory_mhz`, `power_w`,
+`temperature_c`, `reasons` (NVML's bit mask of clock event reasons). A time that is no number is null.
 """
 
 from __future__ import annotations

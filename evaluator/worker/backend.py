@@ -21,6 +21,9 @@ _memset = ctypes.memset
 POISON_BYTE = 0xFF
 """What memory is overwritten with that no result may lie in: NaN in every floating type."""
 
+MOST_LEAD_NS = 1_000_000
+"""Longest lead of a device's clock; what takes longer to launch is timed with the rest of its launch."""
+
 First = Callable[[Any], None]
 """Delivers the first call's result."""
 
@@ -45,11 +48,14 @@ class Backend(Protocol):
     def attach(self, descriptors: Sequence[int], handles: Sequence[list[Any]], drop: bool) -> list[Arena]:
         """Maps what another process's arenas are known by; with `drop` nothing mapped before may stay mapped."""
 
-    def run_burst(self, model: Any, calls: list[list[Any]], first: First | None = None) -> tuple[list[Any], list[int]]:
-        """Calls the model once per input list; returns results and K + 1 clock readings in ns.
+    def run_burst(
+        self, model: Any, calls: list[list[Any]], first: First | None = None, lead_ns: int = 0
+    ) -> burst.Burst:  # fmt: skip
+        """Calls the model once per input list.
 
         Where the device works on after a call has returned, `first` gets the first call's result in the order of the
-        caller's stream, before anything else is waited for.
+        caller's stream, before anything else is waited for, and a caller has `lead_ns` to launch a call's work before
+        its time begins; with 0 the time begins with the call, on an idle device.
         """
 
     def spoil(self, address: int, nbytes: int) -> None:
@@ -86,7 +92,9 @@ class CpuBackend:
     def attach(self, descriptors: Sequence[int], handles: Sequence[list[Any]], drop: bool) -> list[Arena]:  # noqa: ARG002
         return [Arena.attach(number) for number in descriptors]
 
-    def run_burst(self, model: Any, calls: list[list[Any]], first: First | None = None) -> tuple[list[Any], list[int]]:  # noqa: ARG002
+    def run_burst(
+        self, model: Any, calls: list[list[Any]], first: First | None = None, lead_ns: int = 0  # noqa: ARG002
+    ) -> burst.Burst:  # fmt: skip
         return burst.run_burst(model, calls)
 
     def spoil(self, address: int, nbytes: int) -> None:

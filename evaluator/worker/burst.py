@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,6 +35,17 @@ Range = tuple[int, int, str]
 """Start and end address of memory in use, and what it is called."""
 
 
+class Burst(NamedTuple):
+    """What a burst of K calls gave: K results, K + 1 clock readings in ns, and how long a call kept its caller.
+
+    `launch_ns` is the median time until a call returned, where the device works on after it; 0 where it does not.
+    """
+
+    results: list[Any]
+    stamps: list[int]
+    launch_ns: int = 0
+
+
 def view(arena: Arena, spec: TensorSpec) -> torch.Tensor:
     """The tensor that `spec` names in the arena; raises ValueError when it does not fit in."""
     dtype = native.DTYPES.get(spec.dtype)
@@ -57,8 +68,8 @@ def read_calls(arena: Arena, calls: list[dict[str, Any]]) -> list[list[Any]]:
     return lists
 
 
-def run_burst(model: Any, calls: list[list[Any]]) -> tuple[list[Any], list[int]]:
-    """Calls the model once per input list; returns the results and K + 1 clock readings in ns."""
+def run_burst(model: Any, calls: list[list[Any]]) -> Burst:
+    """Calls the model once per input list."""
     results: list[Any] = [None] * len(calls)
     stamps = [0] * (len(calls) + 1)
     _gc_disable()
@@ -70,7 +81,7 @@ def run_burst(model: Any, calls: list[list[Any]]) -> tuple[list[Any], list[int]]
                 stamps[index + 1] = _now_ns()
     finally:
         _gc_enable()
-    return results, stamps
+    return Burst(results, stamps)
 
 
 class Delivery:

@@ -41,7 +41,7 @@ _NEVER = (
     "perf_event_open", "add_key", "request_key", "keyctl", "userfaultfd", "io_uring_setup", "io_uring_enter",
     "io_uring_register", "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot",
     "swapon", "swapoff", "acct", "quotactl", "open_by_handle_at", "sched_setaffinity", "sched_setscheduler",
-    "sched_setattr", "setpriority", "personality", "seccomp_unotify", "connect", "bind", "listen", "accept", "accept4",
+    "sched_setattr", "setpriority", "personality", "seccomp_unotify", "connect", "accept", "accept4",
 )  # fmt: skip
 
 
@@ -89,8 +89,8 @@ def prepare() -> None:
 def filter_calls(*, accelerator: bool = False) -> None:
     """The filter that stands from load on: no sessions, signals to others, namespaces, debugging or sockets.
 
-    The CUDA driver does not start where it may not make a Unix socket (error 304; docs/measurements/evaluator-cuda):
-    an accelerator's worker may make one, and connect it to nothing.
+    The CUDA driver does not start where it may not make a Unix socket, bind it and listen (error 304;
+    docs/measurements/evaluator-cuda): an accelerator's worker may do these, and neither connect nor accept.
     """
     _calls(os.getpid(), accelerator).load()
 
@@ -109,6 +109,8 @@ def _calls(pid: int, accelerator: bool) -> Filter:
     for name in ("kill", "tgkill"):
         _deny(filter_, name, errno.EPERM, [(0, CmpOp.NE, pid)])
     _deny(filter_, "socket", errno.EPERM, [(0, CmpOp.NE, socket.AF_UNIX)] if accelerator else None)
+    for name in () if accelerator else ("bind", "listen"):
+        _deny(filter_, name, errno.EPERM)
     _deny_clone3(filter_)
     for bit in range(32):  # a masked comparison tests one value, so each namespace flag has its own rule
         flag = 1 << bit

@@ -110,8 +110,10 @@ class Worker:
                 burst.view(self._parameters, spec).copy_(value)
         return {"op": "wrote", "missing": missing}
 
-    def run(self, calls: list[dict[str, Any]], hold: bool, each: bool, kept: list[str] | None) -> Answer:
-        """One burst: K calls, then delivery of every result.
+    def run(
+        self, calls: list[dict[str, Any]], hold: bool, each: bool, kept: list[str] | None, lead_ns: int
+    ) -> Answer:  # fmt: skip
+        """One burst: K calls, then delivery of every result; the device's clock has so much lead, see `Backend`.
 
         With `hold` the results stay alive until another burst without it, as a caller's would. With `each` a result
         is delivered before the next call, for rules under which it dies there. Dropped results are spoiled but for the
@@ -120,10 +122,10 @@ class Worker:
         delivery = burst.Delivery(self._outputs, self._inputs, self._model, self._device.device.type)
         inputs, slots = burst.read_calls(self._inputs, calls), [call["slots"] for call in calls]
         if each:
-            return self._run_each(inputs, slots, delivery)
+            return self._run_each(inputs, slots, delivery, lead_ns)
         earlier, answers = list(self._earlier), []
-        results, stamps = self._device.run_burst(
-            self._model, inputs, lambda result: answers.append(delivery.deliver(result, slots[0], earlier))
+        results, stamps, launch_ns = self._device.run_burst(
+            self._model, inputs, lambda result: answers.append(delivery.deliver(result, slots[0], earlier)), lead_ns
         )
         pending = list(zip(results, slots, strict=True))[len(answers) :]
         answers += [delivery.deliver(result, place, earlier) for result, place in pending]
@@ -132,16 +134,18 @@ class Worker:
         self._device.settle()  # while the results live
         self._earlier = earlier if hold else []
         self._held = [*self._held, *zip(results, slots, strict=True)] if hold else []
-        return {"op": "ran", "stamps": stamps, "results": answers}
+        return {"op": "ran", "stamps": stamps, "launch_ns": launch_ns, "results": answers}
 
-    def _run_each(self, calls: list[list[Any]], slots: list[list[list[int]]], delivery: burst.Delivery) -> Answer:
-        answers, stamps = [], [0]
+    def _run_each(
+        self, calls: list[list[Any]], slots: list[list[list[int]]], delivery: burst.Delivery, lead_ns: int
+    ) -> Answer:  # fmt: skip
+        answers, stamps, launch_ns = [], [0], 0
         for inputs, place in zip(calls, slots, strict=True):
-            (result,), (begin, end) = self._device.run_burst(self._model, [inputs])
+            (result,), (begin, end), launch_ns = self._device.run_burst(self._model, [inputs], lead_ns=lead_ns)
             stamps.append(stamps[-1] + end - begin)
             answers.append(delivery.deliver(result, place, []))
             self._device.settle()
-        return {"op": "ran", "stamps": stamps, "results": answers}
+        return {"op": "ran", "stamps": stamps, "launch_ns": launch_ns, "results": answers}
 
     def redeliver(self) -> Answer:
         """Delivers the results that are still held once more: they may have changed since."""

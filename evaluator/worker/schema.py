@@ -109,6 +109,7 @@ class Result(Answer):
 class Ran(Answer):
     op: Literal["ran"]
     stamps: Annotated[list[Count], Field(min_length=2, max_length=65)]
+    launch_ns: Count
     results: Annotated[list[Result], Field(min_length=1, max_length=64)]
 
 

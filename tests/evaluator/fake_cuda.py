@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 from collections.abc import Callable
 
 import torch
@@ -39,6 +40,8 @@ class FakeRuntime:
         self.queue: list[Callable[[], object]] = []
         self.side: list[Callable[[], object]] = []
         self.l2_resets = 0
+        self.leads: list[int] = []
+        self.events: list[int] = []
 
     def open(self) -> None:
         self.opened = True
@@ -80,6 +83,21 @@ class FakeRuntime:
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         self.queue.append(lambda: ctypes.memset(address, byte, nbytes))
+
+    def occupy(self, address: int, nbytes: int, lead_ns: int) -> None:
+        self.leads.append(lead_ns)
+        self.fill(address, 0, nbytes)
+
+    def event(self) -> int:
+        self.events.append(0)
+        return len(self.events) - 1
+
+    def record(self, event: int) -> None:
+        self.wait_stream()
+        self.events[event] = time.perf_counter_ns()
+
+    def elapsed_ns(self, begin: int, end: int) -> int:
+        return self.events[end] - self.events[begin]
 
     def wait(self) -> None:
         self.wait_stream()

@@ -13,6 +13,7 @@ import torch
 from evaluator.reference.placement_cuda import CudaPlacement
 from evaluator.worker.arena import GUARD_BYTES, Slot
 from evaluator.worker.arena_cuda import CudaArena
+from evaluator.worker.backend import MOST_LEAD_NS
 from evaluator.worker.backend_cuda import CudaBackend
 
 _spec = importlib.util.spec_from_file_location("fake_cuda", Path(__file__).parent / "fake_cuda.py")
@@ -90,7 +91,8 @@ def test_places_that_hold_other_bytes_are_named() -> None:
     assert arena.unlike([], b"guard") == []
 
 
-def test_work_on_a_side_stream_is_missing_from_the_first_result_and_counts_in_the_others() -> None:
+@pytest.mark.parametrize("lead_ns", [0, 1000])
+def test_work_on_a_side_stream_is_missing_from_the_first_result_and_there_in_the_others(lead_ns: int) -> None:
     """The model fills its result by work that the default stream does not wait for."""
     runtime, backend = opened()
     made: list[torch.Tensor] = []
@@ -103,7 +105,7 @@ def test_work_on_a_side_stream_is_missing_from_the_first_result_and_counts_in_th
 
     seen: list[list[float]] = []
     calls = [[torch.ones(2)], [torch.ones(2)]]
-    results, stamps = backend.run_burst(model, calls, lambda result: seen.append(result.tolist()))
+    results, stamps, _ = backend.run_burst(model, calls, lambda result: seen.append(result.tolist()), lead_ns)
     assert seen == [[-1.0, -1.0]]
     assert results[1].tolist() == [2.0, 2.0]
     assert len(stamps) == 3
@@ -119,6 +121,17 @@ def test_every_call_begins_with_a_reset_and_flushed_cache() -> None:
     backend.run_burst(lambda x: x, [[1], [2], [3]])
     assert runtime.l2_resets == 3
     assert [nbytes for _, nbytes in fills] == [1 << 20] * 3
+
+
+def test_with_a_lead_the_kernel_that_flushes_holds_the_device_and_nothing_waits_for_it() -> None:
+    runtime, backend = opened()
+    waits: list[int] = []
+    wait = runtime.wait
+    runtime.wait = lambda: (waits.append(len(runtime.leads)), wait())
+    backend.run_burst(lambda x: x, [[1], [2], [3]], lead_ns=70_000)
+    assert runtime.leads == [MOST_LEAD_NS, 70_000, 70_000]  # a caller that slept launches slowly
+    assert runtime.l2_resets == 3
+    assert waits == [1, 2, 3]  # after each call alone
 
 
 class _Reference:

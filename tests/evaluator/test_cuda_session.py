@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from evaluator import Evaluator, EvaluatorConfig
+from evaluator.bench import LEAST_LEAD_NS, Bench
+from evaluator.worker.backend import MOST_LEAD_NS
 from tasks.records import Candidate
 from tasks.reference_source import task_from_source
 
@@ -48,7 +50,28 @@ def test_a_right_candidate_is_timed_with_every_call_right(evaluator: Evaluator) 
     assert evaluation.outcome == "accepted", evaluation.message
     assert evaluation.measurement is not None
     assert evaluation.measurement.pairs >= 2
+    assert evaluation.measurement.definition == "device"
     assert not any(tally["wrong"] for tally in evaluation.facts["draws"] if "wrong" in tally)
+
+
+def test_a_candidate_that_keeps_its_caller_waiting_gets_no_longer_lead() -> None:
+    """It could work on its processor for as long as it claims to launch."""
+    seen: list[int] = []
+    config = EvaluatorConfig.model_validate({"timing": {"cap_s": 0.5, "half_width": 0.3, "confirm_above": 50.0}})
+    slow = MODEL.replace("return ", "import time\n        time.sleep(0.02)\n        return ")
+    for source in (MODEL, slow):
+        with Evaluator(fake_cuda.fake_device(), config) as evaluator, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Bench, "lead", lambda _, lead_ns: seen.append(lead_ns))
+            evaluator.evaluate(task_from_source(TASK, where="task"), Candidate(source=source))
+        assert LEAST_LEAD_NS < seen[-1] < MOST_LEAD_NS
+
+
+def test_the_clock_latency_leaves_no_lead() -> None:
+    timing = {"cap_s": 0.5, "half_width": 0.3, "confirm_above": 50.0, "clock": "latency"}
+    with Evaluator(fake_cuda.fake_device(), EvaluatorConfig.model_validate({"timing": timing})) as evaluator:
+        evaluation = evaluator.evaluate(task_from_source(TASK, where="task"), Candidate(source=MODEL))
+    assert evaluation.measurement is not None, evaluation.message
+    assert evaluation.measurement.definition == "latency"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +80,7 @@ def test_a_right_candidate_is_timed_with_every_call_right(evaluator: Evaluator) 
         ("self.fc(x).sigmoid()", {"incorrect"}),
         ("x.mul_(1.0).add_(1.0) * 0 + torch.relu(self.fc(x - 1.0))", {"input_mutation"}),
         ("self.__dict__.setdefault('kept', torch.relu(self.fc(x)))", {"caching", "aliasing", "state_leak"}),
+        ("self.__dict__.setdefault('kept', torch.empty(64, 128)).copy_(torch.relu(self.fc(x)))", {"aliasing"}),
     ],
 )
 def test_a_wrong_candidate_is_rejected(evaluator: Evaluator, change: str, reasons: set[str]) -> None:

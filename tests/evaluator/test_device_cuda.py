@@ -79,10 +79,14 @@ def test_a_missing_device_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, list
         device_cuda.open_cuda(name)
 
 
-def test_cores_are_split_between_arms_and_everything_else() -> None:
-    assert device_cuda.split_cores(list(range(16))) == ((12, 13, 14, 15), tuple(range(12)))
-    assert device_cuda.split_cores([0, 1]) == ((1,), (0,))
-    assert device_cuda.split_cores([3]) == ((3,), (3,))
+def test_every_device_has_one_core_for_both_of_its_arms_and_the_rest_is_for_everything_else() -> None:
+    cores = list(range(16))
+    assert device_cuda.split_cores(cores, 0, 1) == ((15,), tuple(range(15)))
+    assert [device_cuda.split_cores(cores, index, 4) for index in range(4)] == [
+        ((core,), tuple(range(12))) for core in (15, 14, 13, 12)
+    ]
+    assert device_cuda.split_cores([0, 1], 1, 8) == ((1,), (0,))
+    assert device_cuda.split_cores([3], 0, 1) == ((3,), (3,))
 
 
 def test_only_a_throttled_device_spoils_a_pair() -> None:

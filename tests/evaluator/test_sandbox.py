@@ -135,8 +135,10 @@ def test_no_network_and_no_sockets(zygote: Zygote) -> None:
         """)  # fmt: skip
 
 
-def test_an_accelerators_worker_makes_a_unix_socket_and_connects_it_to_nothing(zygote: Zygote, tmp_path: Path) -> None:
-    """The driver needs one to start; the path lies outside what the private file system hides."""
+def test_an_accelerators_worker_listens_on_a_unix_socket_that_nobody_can_connect_to(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """The driver needs to; the path lies outside what the private file system hides."""
     folder = Path.cwd() / f".{tmp_path.name}-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as server:
         try:
@@ -145,9 +147,12 @@ def test_an_accelerators_worker_makes_a_unix_socket_and_connects_it_to_nothing(z
             server.listen()
             probe(zygote, f"""
                 import socket
-                made = socket.socket(socket.AF_UNIX)
-                for call in (made.connect, made.bind):
-                    assert denied(call, {str(folder / "s")!r}) and denied(call, "\\0here")
+                made, other = (socket.socket(socket.AF_UNIX) for _ in range(2))
+                made.bind("\\0here")
+                made.listen()
+                assert denied(made.accept)
+                assert denied(other.bind, {str(folder / "t")!r}) and denied(other.bind, "s")
+                assert denied(other.connect, {str(folder / "s")!r}) and denied(other.connect, "\\0here")
                 assert denied(socket.socket, socket.AF_INET) and denied(socket.socket, socket.AF_NETLINK)
                 socket.socketpair()
             """, SandboxPlan(accelerator=True))  # fmt: skip

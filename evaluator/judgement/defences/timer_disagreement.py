@@ -38,15 +38,20 @@ def disagrees(seen: TimerFacts) -> bool:
     return not (gap <= max(DISAGREEMENT_FLOOR_LOG, 2 * seen.span_error_log))
 
 
-def limited(native_log: float, span_log: float, span_error_log: float) -> tuple[float, bool]:
+def limited(
+    native_log: float, span_log: float, span_error_log: float, *, launched_ahead: bool = False
+) -> tuple[float, bool]:  # fmt: skip
     """The log speedup that may be claimed, and whether the span is what limits it.
 
     Nothing above the span's own interval is paid, and no gain where the span sees no time of the candidate's at all: a
-    worker that was taken over can spare the turn's overhead and hide as much work in it. The span has to resolve a
-    gain: its error must be below a quarter of it, else the result is labelled, whether or not it was capped; gains
-    within the calibration are none.
+    worker that was taken over can spare the turn's overhead and hide as much work in it. Calls that were launched ahead
+    are the exception: there the overhead of a call is longer than most kernels, so that the cap would be noise; clocks
+    that disagree are rejected all the same. The span has to resolve a gain: its error must be below a quarter of it,
+    else the result is labelled, whether or not it was capped; gains within the calibration are none.
     """
     cap = span_log + max(CALIBRATION_LOG, span_error_log) if span_error_log < UNRESOLVED_LOG else CALIBRATION_LOG
+    if launched_ahead:
+        cap = math.inf
     unresolved = native_log > CALIBRATION_LOG and span_error_log > native_log / 4
     return min(native_log, cap), unresolved or native_log > cap
 
