@@ -21,7 +21,7 @@ help:
 	@echo "make redteam      every CPU red-team case (needs KONTRAST_SHARED)"
 	@echo "make bench        benchmarks that print tables"
 	@echo "make lint         ruff, mypy, import-linter, generated documents"
-	@echo "make docs         writes docs/cli.md and docs/config.md"
+	@echo "make docs         writes docs/cli.md, docs/config.md and docs/labels.md"
 	@echo "make install-gpu  installs the GPU stack into .venv"
 
 prerequisites:

@@ -1,8 +1,8 @@
 """The folder of a run, `runs/<id>/`: everything needed to see, repeat or resume it.
 
 Layout: `config.toml` as resolved, `environment.json`, `events.jsonl`, `kernels/<task>/<sample>.py` (accepted ones),
-`checkpoints/`, `store/` (an embedded server's data), `logs/`, `summary.json`. Invariant: a file is either absent or
-complete; only `events.jsonl` grows.
+`checkpoints/`, `store/` (an embedded server's data), `summary.json`, and `logs/` once the run's processes have ended.
+Invariant: a file is either absent or complete; only `events.jsonl` grows.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """Logs of the run's processes."""
+        """Logs of the run's processes on this machine; absent where they wrote none."""
         return self.path / "logs"
 
     @property
@@ -72,7 +72,7 @@ class RunFolder:
     def create(self) -> RunFolder:
         """Makes the folder; raises UsageError when that is not possible."""
         try:
-            for folder in (self.path, self.checkpoints, self.store, self.logs, self.path / "kernels"):
+            for folder in (self.path, self.checkpoints, self.store, self.path / "kernels"):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"Cannot make the run folder {self.path} ({error.strerror}): set run.folder.") from error

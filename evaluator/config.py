@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from evaluator.compile.config import CompileConfig
 from evaluator.judgement.defences import ALL_DEFENCES
+from evaluator.judgement.rules import Rules
 from tasks.config import Section
 from tasks.records.evaluation import Protocol, RulesName
 
@@ -102,3 +103,16 @@ class EvaluatorConfig(Section):
         if unknown:
             raise ValueError(f"there is no defence {', '.join(unknown)}; there are {', '.join(ALL_DEFENCES)}")
         return names
+
+    @field_validator("rule")
+    @classmethod
+    def _rules_exist(cls, rule: dict[str, Any]) -> dict[str, Any]:
+        try:
+            Rules.preset("strict", **rule)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key, known = str(first["loc"][0]), [name for name in Rules.model_fields if name != "name"]
+            if first["type"] == "extra_forbidden":
+                raise ValueError(f"there is no rule {key}; there are {', '.join(known)}") from None
+            raise ValueError(f"{key}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+        return rule

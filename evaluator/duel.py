@@ -20,6 +20,7 @@ from evaluator.judgement.facts import TimerFacts
 from evaluator.sides import Ended
 from evaluator.timing.clock import ArmTurn
 from evaluator.timing.statistics import Pair, timer_facts
+from tasks.figures import interval, times
 from tasks.records import Candidate, Evaluation, Measurement, Task
 
 if TYPE_CHECKING:
@@ -202,6 +203,6 @@ class DuelFlow(Flow):
 
 def _message(measurement: Measurement, words: str) -> str:
     return (
-        f"Both right on every call; {measurement.speedup:.3g}x the speed of {words} "
-        f"({measurement.ci_low:.3g} to {measurement.ci_high:.3g})."
+        f"Both right on every call; {times(measurement.speedup)} the speed of {words} "
+        f"({interval(measurement.ci_low, measurement.ci_high)})."
     )

@@ -1,4 +1,4 @@
-"""One evaluation: screen, compile, load, check, probe, time, confirm; then the verdict.
+"""One evaluation: screen, compile, load, warm, check, probe, time, confirm; then the verdict.
 
 Invariants: facts first, the verdict last and only from facts; the first proven fault ends the evaluation; both workers
 are gone when `run` returns; what goes wrong while a candidate lives is its doing unless it goes wrong without it.
@@ -12,7 +12,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from evaluator import checking, loading, measuring, profiling
@@ -38,6 +38,21 @@ if TYPE_CHECKING:
 _FORWARD_ONLY = (
     "The task's inputs require gradients: the forward pass alone is judged, the backward pass is not served."
 )
+
+
+_WORDS = {
+    "screen": "a look at the candidate's source",
+    "admit": "the reference to be admitted (its error budget in float64)",
+    "load": "the workers to load",
+    "warm": "the first calls",
+    "check": "the check on fresh inputs",
+    "probe": "the probe for work that goes on",
+    "time": "the paired timing",
+    "confirm": "the second timing, on fresh inputs",
+    "profile": "the profile",
+    "other": "the other candidate to be checked",
+}
+"""What is waited for in each step, and in what is timed like one."""
 
 
 class Gate:
@@ -79,13 +94,14 @@ class Flow:
         self._candidate = candidate
         self._confirm = confirm
         self._rules = Rules.preset(config.rules, **config.rule)
-        self._observed = Observed()
+        self._activity = evaluator.activity
+        self._observed = Observed(self._activity)
         self._defences = tuple(name for name in ALL_DEFENCES if name not in evaluator.config.defences_off)
         self._gate = Gate(self._observed, self._rules, self._defences)
         self._seconds: dict[str, float] = {}
         self._sides: list[Side] = []
         self.waited_s = 0.0
-        self._desk = BuildDesk(evaluator.compile_pool)
+        self._desk = self._new_desk()
         self._seed = secrets.token_bytes(16) if seed is None else seed
 
     def run(self) -> Evaluation:
@@ -160,6 +176,9 @@ class Flow:
             bench = self._bench(server)
             loading.open_devices(bench)
             self._load(bench)
+        with self._step("warm"):
+            loading.warm(bench, self._config)
+            self._desk.open = False
         self._gate.pass_or_end()
         with self._step("check"):
             checking.check(bench, self._gate, self._config.check_draws)
@@ -197,11 +216,14 @@ class Flow:
             server.ask({"op": "forget"})
         return server
 
+    def _new_desk(self) -> BuildDesk:
+        return BuildDesk(self._evaluator.compile_pool, self._activity)
+
     def _bench(self, server: WarmReference) -> Bench:
         """Forks both sides and puts the server between them."""
         names: tuple[Which, Which] = ("reference", "candidate")
         for which in names:
-            desk = self._desk if which == "candidate" else BuildDesk(self._evaluator.compile_pool)
+            desk = self._desk if which == "candidate" else self._new_desk()
             arm, layers = loading.spawn(self._evaluator, desk)
             self._sides.append(Side(which, arm, layers, self._observed, self._config.deadlines.call_s))
         self._sides[1].ends_at_s = time.monotonic() + self._config.deadlines.candidate_s
@@ -225,14 +247,14 @@ class Flow:
                 os.close(number)
         if self._observed.parameters == "loaded":
             bench.load_parameters(bench.secret() if bench.random_parameters else None)
-        self._seconds["warm"] = loading.warm(bench, self._config)
-        self._desk.open = False
 
     @contextmanager
     def _exclusive(self, bench: Bench | Duel) -> Iterator[None]:
         """Holds the device and, where permitted, puts arms and server before everybody else on their cores."""
-        children = bench.children()
-        with self._evaluator.lock.held(self._config.lock_timeout_s) as waited_s:
+        children, timeout_s = bench.children(), self._config.lock_timeout_s
+        with ExitStack() as stack:
+            with self._activity.doing("the device to be free", timeout_s):
+                waited_s = stack.enter_context(self._evaluator.lock.held(timeout_s))
             bench.extend(waited_s)
             self.waited_s += waited_s
             for child in children:
@@ -254,7 +276,8 @@ class Flow:
         """Counts the step's seconds, the wait for the device not among them."""
         begin, waited_s = time.monotonic(), self.waited_s
         try:
-            yield
+            with self._activity.doing(_WORDS[name]):
+                yield
         finally:
             spent = time.monotonic() - begin - (self.waited_s - waited_s)
             self._seconds[name] = self._seconds.get(name, 0.0) + spent

@@ -1,4 +1,4 @@
-"""The step `load`: two workers from the zygote, a model in each, warmed up and sealed.
+"""The steps `load` and `warm`: two workers from the zygote, a model in each, then first calls and the seal.
 
 Invariants: a worker is confined before foreign code runs; candidate code sees no secret input before the seal; the
 first call has a deadline of its own, since it may tune itself.
@@ -110,13 +110,16 @@ def load(bench: Bench, sources: dict[str, int], config: EvaluatorConfig) -> None
     opened, observed = bench.server.opened, bench.observed
     for side in (bench.candidate, bench.reference):
         deadline = time.monotonic() + config.deadlines.load_s
-        if not side.load(sources[side.which], config.deadlines.load_s):
-            observed.end("contract", "the source defines no class ModelNew")
-            raise Ended
+        with observed.activity.doing(f"the {side.which}'s source to be imported", config.deadlines.load_s):
+            if not side.load(sources[side.which], config.deadlines.load_s):
+                observed.end("contract", "the source defines no class ModelNew")
+                raise Ended
         side.load_ends_at_s = deadline
     specs = bench.place(2)
     for side in (bench.candidate, bench.reference):
-        state = side.construct(opened, specs, max(0.1, side.load_ends_at_s + side.arm.served_s - time.monotonic()))
+        left_s = max(0.1, round(side.load_ends_at_s + side.arm.served_s - time.monotonic(), 1))
+        with observed.activity.doing(f"the {side.which}'s model to be constructed", left_s):
+            state = side.construct(opened, specs, left_s)
         if side.which == "candidate":
             side.names = transfer(opened["state"], state, by_order=bench.random_parameters)
             observed.parameters = _transferred(opened["state"], side.names)
@@ -145,21 +148,19 @@ def _transferred(wanted: dict[str, list[Any]], names: dict[str, str]) -> str:
     return "loaded" if len(names) == len(wanted) else "seeded"
 
 
-def warm(bench: Bench, config: EvaluatorConfig) -> float:
-    """First calls on throw-away inputs, then the seal; returns the seconds of the candidate's first call."""
-    calls = bench.draw([Draw.fresh(bench.rng)])
-    begin = time.monotonic()
-    bench.candidate.run(calls, timeout_s=config.deadlines.warm_s)
-    first_s = time.monotonic() - begin
-    bench.run_reference(calls)
-    calls = bench.draw([Draw.fresh(bench.rng)])
-    bench.candidate.run(calls)
-    bench.run_reference(calls)
+def warm(bench: Bench, config: EvaluatorConfig) -> None:
+    """First calls on throw-away inputs, then the seal."""
+    doing, deadlines = bench.observed.activity.doing, config.deadlines
+    for words, timeout_s in (("first", deadlines.warm_s), ("second", deadlines.call_s)):
+        calls = bench.draw([Draw.fresh(bench.rng)])
+        with doing(f"the candidate's {words} call", timeout_s):
+            bench.candidate.run(calls, timeout_s=timeout_s)
+        with doing(f"the reference's {words} call", deadlines.call_s):
+            bench.run_reference(calls)
     bench.device_clock = config.timing.clock == "device" and bench.reference.quickest_launch_ns > 0
     bench.observed.processes_left(bench.candidate.arm.child.descendants())
     for side in (bench.candidate, bench.reference):
         side.ask({"op": "seal", "filter": "seccomp" in config.sandbox.layers}, schema.Sealed, _START_S)
-    return first_s
 
 
 def try_reference(evaluator: Evaluator, task: Task) -> None:

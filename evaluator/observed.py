@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from evaluator.activity import Activity
 from evaluator.compile.diagnostics import cut
 from evaluator.judgement import CallLedger, CallResult, Facts
 from evaluator.judgement.defences.state_growth import MemoryLog
@@ -38,9 +39,10 @@ _MANY = 16
 
 
 class Observed:
-    """Mutable facts of one candidate."""
+    """Mutable facts of one candidate; `activity` is what its evaluator does."""
 
-    def __init__(self) -> None:
+    def __init__(self, activity: Activity | None = None) -> None:
+        self.activity = activity or Activity()
         self.step: Step = "screen"
         self.version = 0
         self.screen = ScreenFacts()
@@ -110,7 +112,10 @@ class Observed:
             self.news()
 
     def end(self, kind: Any, detail: str) -> None:
-        """The worker ended in the step of now; only the first ending counts."""
+        """The worker ended in the step of now; only the first ending counts. A hang says what hung."""
+        now = self.activity.now
+        if kind == "deadline" and now is not None:
+            detail += f" ({now.words})"
         if self.ending is None:
             self.ending = Ending(kind=kind, step=self.step, detail=detail[:1000])
 

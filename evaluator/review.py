@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tasks.figures import figures, interval
 from tasks.records import Candidate, Evaluation, Task
 from tasks.records.base import digest, stable_json
 from tasks.records.source import normalised_source
@@ -28,6 +29,13 @@ FAMILIES = (
 """Families of cheats, as the hacking cases name them; anything else is `other`."""
 OTHER = "other"
 UNREVIEWED = "unreviewed"
+LABELS = {
+    "reviewed_honest": "The reviewing model takes it for honest.",
+    "reviewed_unsure": "The reviewing model cannot tell, or its answer could not be read.",
+    "reviewed_cheat": "The reviewing model takes it for a cheat; rejected where `review.mode` is `binding`.",
+    UNREVIEWED: "The reviewing model gave no answer.",
+}
+"""Labels that a review adds, in one sentence each."""
 """Label of a jump that should have been reviewed and was not."""
 SMALLEST_PROMPT = 8000
 """Characters below which a prompt could not hold its fixed parts."""
@@ -128,9 +136,9 @@ def _claim(evaluation: Evaluation, best: float | None) -> str:
     measured = evaluation.measurement
     if measured is None:
         raise ValueError("only what was measured is reviewed")
-    known = "" if best is None else f" The task's best so far ran {best:.3g} times as fast."
+    known = "" if best is None else f" The task's best so far ran {figures(best)} times as fast."
     return (
-        f"{measured.speedup:.3g} times ({measured.ci_low:.3g} to {measured.ci_high:.3g}) as fast as its PyTorch "
+        f"{figures(measured.speedup)} times ({interval(measured.ci_low, measured.ci_high)}) as fast as its PyTorch "
         f"reference on {evaluation.device_type}.{known}"
     )
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from evaluator import metrics
+from evaluator.activity import Activity
 from evaluator.baselines import baseline_of, rival
 from evaluator.compile import CompilePool, Toolchain, discover
 from evaluator.compile.routes import arch_of
@@ -17,6 +18,7 @@ from evaluator.config import EvaluatorConfig
 from evaluator.device import Device, DeviceLock, DeviceTurn, open_device
 from evaluator.duel import DuelFlow
 from evaluator.flow import Flow
+from evaluator.given import CandidateLike, TaskLike, candidate_of, task_of
 from evaluator.sides import ReferenceFailed
 from evaluator.timing.statistics import PlacementHistory
 from evaluator.timing.turns import Arm, ArmFault
@@ -84,6 +86,8 @@ class Evaluator:
         self.config = config or EvaluatorConfig()
         self.device: Device = device if isinstance(device, Device) else open_device(device, self.config.threads)
         self.lock = DeviceLock(self.device.lock_path, shared=bool(self.device.runtime))
+        self.activity = Activity()
+        """What is done now, for whoever waits."""
         self.history: PlacementHistory | None = None
         """Placement variance of earlier controls on this device type; enough of it makes timings shorter."""
         self._zygote: Zygote | None = None
@@ -102,21 +106,23 @@ class Evaluator:
         self.close()
 
     def evaluate(
-        self, task: Task, candidate: Candidate, *, confirm: bool = False, seed: bytes | None = None,
-        protocol: Protocol | None = None, against: Candidate | None = None,
+        self, task: TaskLike, candidate: CandidateLike, *, confirm: bool = False, seed: bytes | None = None,
+        protocol: Protocol | None = None, against: CandidateLike | None = None,
         baseline: Baseline = "eager", profile: bool = False,
     ) -> Evaluation:  # fmt: skip
-        """Judges one candidate against one task; never raises for what the candidate does.
+        """Judges one candidate against one task, each a record, a path or text; never raises for what the candidate
+        does.
 
         With `confirm` an accepted speedup is measured again on fresh seeds, as it is above `timing.confirm_above`.
         `seed` draws the inputs of an earlier evaluation again (its `detail["seed"]`); without it they are secret.
         `protocol` is used instead of the configured one. With another candidate in `against` both are checked against
         the reference and timed against each other: the speedup is over that candidate. With another `baseline` it is
         over the reference run in that way. With `profile` an accepted candidate is looked at more closely after the
-        timing. Raises UsageError for a baseline that this device has not.
+        timing. Raises UsageError for a baseline that this device has not, and for a task or candidate that is none.
         """
+        task, candidate = task_of(task, self.device.type), candidate_of(candidate)
         config = self.config if protocol is None else self.config.model_copy(update={"protocol": protocol})
-        opponent = rival(against) if against is not None else None
+        opponent = rival(candidate_of(against)) if against is not None else None
         if baseline == "graph" and not self.device.runtime:
             raise UsageError("--baseline graph needs a CUDA device: give --device cuda, or --baseline compile")
         if baseline == "compile" and not self.device.runtime and not self.toolchain().cxx:
@@ -129,12 +135,14 @@ class Evaluator:
             flow = DuelFlow(
                 self, task, candidate, opponent, config=config, confirm=confirm, seed=seed, profiled=profile
             )
-        evaluation = flow.run()
+        with self.activity.doing(f"the evaluation on {task.id}"):
+            evaluation = flow.run()
         metrics.count(evaluation, flow.waited_s)
         return evaluation
 
-    def control(self, task: Task) -> Evaluation:
+    def control(self, task: TaskLike) -> Evaluation:
         """The reference against itself through the whole path, in new processes: its interval has to cover 1."""
+        task = task_of(task, self.device.type)
         source = f"{task.source}\nclass ModelNew(Model):\n    pass\n"
         evaluation = self.evaluate(task, Candidate(source=source, origin="reference"))
         if evaluation.measurement is not None:
@@ -152,7 +160,9 @@ class Evaluator:
                 },
                 modules=self.device.modules, allocator=allocator.library(),
             )  # fmt: skip
-            self._zygote.start(self.config.deadlines.start_s)
+            start_s = self.config.deadlines.start_s
+            with self.activity.doing("torch to be imported", start_s):
+                self._zygote.start(start_s)
             metrics.RESTARTS.labels(self.device.type).inc()
         return self._zygote
 
@@ -263,12 +273,14 @@ def memory_file(text: str) -> int:
 
 
 def evaluate(
-    task: Task, candidate: Candidate, *, device: str = "cpu", config: EvaluatorConfig | None = None
+    task: TaskLike, candidate: CandidateLike, *, device: str = "cpu", config: EvaluatorConfig | None = None
 ) -> Evaluation:
     """Measures one candidate against its task and says whether it is accepted, and at which speedup.
 
-    `device` is `cpu` or `cuda[:i]`. Starts the evaluator's processes and ends them again: for many candidates use
-    `Evaluator`, which keeps them. Raises UsageError for a device that is not there.
+    Task and candidate are records, paths of files, an id such as `procedural:row_norm/17` for the task, or source
+    text. `device` is `cpu` or `cuda[:i]`. Starts the evaluator's processes and ends them again: for many candidates
+    use `Evaluator`, which keeps them. Raises UsageError for a device that is not there, an unreadable file, an unknown
+    id and an ill-formed task.
     """
     with Evaluator(device, config) as evaluator:
         return evaluator.evaluate(task, candidate)

@@ -18,6 +18,7 @@ from rollout import RolloutConfig, build_prompt, render_completion, to_sample
 from rollout.engines.base import Completion, Engine, GenerationRequest, WeightSource
 from rollout.tokenizer import PlainTokenizer
 from tasks.errors import UsageError
+from tasks.figures import times
 from tasks.records import PolicyVersion
 from tasks.suites import load_task
 
@@ -93,7 +94,7 @@ async def main() -> None:
                 continue
             evaluation = evaluator.evaluate(task, sample.candidate)
             measured = evaluation.measurement
-            speed = f" {measured.speedup:.2f}x" if measured is not None else ""
+            speed = f" {times(measured.speedup)}" if measured is not None else ""
             print(f"{sample.id}: {evaluation.outcome}{speed} {evaluation.message}")
     await engine.close()
 

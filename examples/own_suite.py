@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evaluator import Evaluator, EvaluatorConfig
+from tasks.figures import interval, milliseconds, times
 from tasks.records import Candidate
 from tasks.suites import list_tasks
 
@@ -71,8 +72,9 @@ def main() -> None:
                 print(f"{task.name:<12} {evaluation.outcome} ({evaluation.reason}): {evaluation.message}")
             else:
                 print(
-                    f"{task.name:<12} {evaluation.outcome} {measured.speedup:.2f}x "
-                    f"({measured.ci_low:.2f} to {measured.ci_high:.2f}), reference {measured.reference_ms:.3f} ms"
+                    f"{task.name:<12} {evaluation.outcome} {times(measured.speedup)} "
+                    f"({interval(measured.ci_low, measured.ci_high)}), "
+                    f"reference {milliseconds(measured.reference_ms)}"
                 )
 
 

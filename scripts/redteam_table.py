@@ -20,33 +20,26 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from evaluator import Evaluator
-from tasks.records import Candidate, Evaluation
+from tasks.figures import times
+from tasks.records import Candidate
+from tasks.redteam import Case, departure, selected
 from tasks.reference_source import task_from_source
 from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION
 
 
-def as_expected(case: dict[str, Any], found: Evaluation) -> bool:
-    """A case to be accepted is; one to be rejected is so for a listed reason, or gains no more than what is neutral."""
-    speedup = found.measurement.speedup if found.measurement else 0.0
-    if case["expect"] == "accept":
-        return found.outcome == "accepted"
-    if found.outcome == "accepted":
-        return speedup <= float(case.get("neutral_speedup_max") or 0.0)
-    return found.outcome == "rejected" and found.reason in (case["reason"], *case["also_ok"])
-
-
-def run(evaluator: Evaluator, folder: Path, case: dict[str, Any]) -> dict[str, Any]:
+def run(evaluator: Evaluator, folder: Path, case: Case) -> dict[str, Any]:
     """One case's row."""
     began = time.monotonic()
     task = task_from_source((folder / "task.py").read_text(), where=folder.name, precision="fp32")
-    found = evaluator.evaluate(task, Candidate(source=(folder / "candidate.py").read_text()))
+    for name in (*case.get("before", ()), "candidate.py"):
+        found = evaluator.evaluate(task, Candidate(source=(folder / name).read_text()))
     measured = found.measurement
     return {
         "case": case["name"], "family": case["family"], "expect": case["expect"], "expected_reason": case["reason"],
         "outcome": found.outcome, "reason": found.reason, "step": found.step, "labels": found.labels,
         "speedup": measured and measured.speedup, "ci": measured and [measured.ci_low, measured.ci_high],
         "message": found.message, "isolation": found.isolation, "device_type": found.device_type,
-        "as_expected": as_expected(case, found), "seconds": round(time.monotonic() - began, 2),
+        "as_expected": not departure(case, found), "seconds": round(time.monotonic() - began, 2),
         "versions": {"package": PACKAGE_VERSION, "evaluator": EVALUATOR_VERSION},
     }  # fmt: skip
 
@@ -54,19 +47,9 @@ def run(evaluator: Evaluator, folder: Path, case: dict[str, Any]) -> dict[str, A
 def described(row: dict[str, Any]) -> str:
     """One line of a Markdown table."""
     expected, given = (f"{row['expect']} {row['expected_reason'] or ''}", f"{row['outcome']} {row['reason'] or ''}")
-    speed = f"{row['speedup']:.2f}x" if row["speedup"] else ""
+    speed = times(row["speedup"]) if row["speedup"] else ""
     mark = "yes" if row["as_expected"] else "NO"
     return f"| {row['case']} | {expected} | {given} | {speed} | {row['seconds']:.1f} | {mark} |"
-
-
-def selected(cases: Path, device: str) -> list[tuple[Path, dict[str, Any]]]:
-    found = []
-    for path in sorted(cases.glob("*/case.json")):
-        case = json.loads(path.read_text())
-        needs = case["needs"] if isinstance(case["needs"], list) else [case["needs"]]
-        if (needs == ["cpu"]) == (device == "cpu"):
-            found.append((path.parent, case))
-    return found
 
 
 def main() -> int:

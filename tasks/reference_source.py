@@ -1,7 +1,7 @@
 """Reads the source text of a task and makes it a record, without ever running it.
 
 Invariants: a task's code is parsed here, never executed; whatever is ill-formed is a `UsageError` of one sentence; a
-task read from text is named by its content (`file:<first 12 digits of its hash>`).
+file's task is named as the file is, one from text by its content.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def read_source(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"cannot read {path}: {reason}; give a readable file") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UsageError(f"{path} is not a regular file; give a Python file")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UsageError(f"{path} is not a regular file; give a Python file")
         try:
             data = file.read(MAX_SOURCE_BYTES + 1)
         except OSError as error:
@@ -50,6 +51,11 @@ def read_source(path: Path) -> str:
     if "\0" in text:
         raise UsageError(f"{path} is binary, not UTF-8 text; give a Python file")
     return text
+
+
+def is_source(text: str) -> bool:
+    """Whether a text is source rather than a path or an id: a source has more than one line, or is a statement."""
+    return "\n" in text or any(mark in text for mark in ("class ", "import ", "def ", " = "))
 
 
 def check_task_source(source: str, where: str) -> None:
@@ -80,12 +86,15 @@ def check_task_source(source: str, where: str) -> None:
 
 
 def task_from_source(
-    source: str, *, where: str = "the task", name: str = "", precision: Precision = "fp32", mode: Mode = "as_given"
+    source: str, *, where: str = "the task", file: str = "", precision: Precision = "fp32", mode: Mode = "as_given"
 ) -> Task:
-    """A task from its text, with the id `file:<12 hex digits of the content hash>`; UsageError if ill-formed."""
+    """A task from its text; UsageError if ill-formed.
+
+    Its id is the name of its `file`, such as `softmax.py`; without one `text:<12 hex digits of the content hash>`.
+    """
     check_task_source(source, where)
-    draft = Task(id="file:", source=source, name=name, precision=precision, mode=mode)
-    return Task(id=f"file:{draft.content_hash[:12]}", source=source, name=name, precision=precision, mode=mode)
+    task = Task(id=file or "text:", source=source, name=Path(file).stem, precision=precision, mode=mode)
+    return task if file else task.model_copy(update={"id": f"text:{task.content_hash[:12]}"})
 
 
 def _module_names(body: list[ast.stmt]) -> set[str]:

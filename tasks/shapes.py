@@ -15,7 +15,6 @@ from typing import Any
 
 from tasks.errors import UsageError
 from tasks.records import Task
-from tasks.reference_source import task_from_source
 
 Shape = Mapping[str, Any]
 """Names of constants and their values: numbers, texts, booleans, None, and lists of them."""
@@ -46,8 +45,8 @@ def constants(source: str) -> dict[str, ast.expr]:
 def reshaped(task: Task, shape: Shape) -> Task:
     """The task with constants set to the values of a shape; the task itself for an empty one.
 
-    A file's task is named by its new content, another one `procedural:row_norm/17[dim=1024]`. Raises UsageError for a
-    name that is no constant of the task, and for a value of another kind than the constant's.
+    It is named `procedural:row_norm/17[dim=1024]`. Raises UsageError for a name that is no constant of the task, and
+    for a value of another kind than the constant's.
     """
     if not shape:
         return task
@@ -67,8 +66,6 @@ def reshaped(task: Task, shape: Shape) -> Task:
     for begin, end, text in sorted(edits, reverse=True):
         data = data[:begin] + text + data[end:]
     source = data.decode()
-    if task.suite == "file":
-        return task_from_source(source, name=task.name, precision=task.precision, mode=task.mode)
     words = ",".join(f"{name}={json.dumps(value)}" for name, value in shape.items())
     return Task(**{**task.model_dump(), "source": source, "id": f"{task.id}[{words}]"})
 

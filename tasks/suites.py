@@ -140,7 +140,7 @@ def _file_task(path: Path, *, precision: Precision, mode: Mode) -> Task:
         )
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give one file of it")
-    return task_from_source(read_source(path), where=str(path), name=path.stem, precision=precision, mode=mode)
+    return task_from_source(read_source(path), where=str(path), file=path.name, precision=precision, mode=mode)
 
 
 def _range(match: re.Match[str], text: str) -> range:

@@ -25,6 +25,7 @@ import typer
 from deploy.cli.panel import brief
 from tasks.errors import KontrastError, UsageError
 from tasks.records import Candidate, Evaluation, Task
+from tasks.reference_source import is_source
 
 if TYPE_CHECKING:
     from deploy.cli.evaluation import MakeJudge, Request
@@ -100,11 +101,6 @@ def _line(request: Request, folder: Path, data: bytes, tasks: dict[str, Task]) -
         text = reference if is_source(reference) else ""
         tasks[reference] = request.task_from_text(text, "its task") if text else request.task(_found(reference, folder))
     return Line(value["id"], tasks[reference], _candidate(value["candidate"], folder, tasks[reference]))
-
-
-def is_source(text: str) -> bool:
-    """Whether a text is source rather than a path or an id: a source has more than one line, or is a statement."""
-    return "\n" in text or any(mark in text for mark in ("class ", "import ", "def ", " = "))
 
 
 def _found(reference: str, folder: Path) -> str:

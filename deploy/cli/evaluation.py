@@ -17,18 +17,23 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import typer
 
+from deploy.cli.waiting import waiting_told
+from tasks.config import Section
 from tasks.errors import UsageError
 from tasks.records import Candidate, Evaluation, Sweep, Task
 from tasks.records import evaluation as words
 from tasks.records.base import stable_json
 from tasks.records.task import Precision
 from tasks.shapes import shape_words
+
+if TYPE_CHECKING:
+    from evaluator import Evaluator
 
 BASELINES = ("eager", "compile", "graph")
 EXIT_CODES = {"accepted": 0, "rejected": 1, "unscored": 3}
@@ -73,6 +78,8 @@ class Request:
     against: str = ""
     baseline: str = "eager"
     profile: bool = False
+    settings_words: tuple[str, ...] = ()
+    """Settings of the evaluator as they were given, such as `--evaluator.threads 2`."""
 
     def __post_init__(self) -> None:
         _one_of("--protocol", self.protocol, get_args(words.Protocol))
@@ -89,11 +96,36 @@ class Request:
             raise UsageError("--against times two candidates with each other: leave --baseline out")
         if self.seed and not re.fullmatch(r"([0-9a-f]{2}){1,64}", self.seed):
             raise UsageError(f"{self.seed!r} is no seed: give the hexadecimal digits that a rejection printed")
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        """Every setting is one of the evaluator, and none says otherwise than an option."""
+        if not self.settings_words:
+            return
+        from deploy.resolve import validate
+
+        given = self._given_settings()
+        for name, value, default in (("protocol", self.protocol, "sequential"), ("rules", self.rules, "strict")):
+            if value not in (default, given.get(name, value)):
+                raise UsageError(f"--{name} {value} and --evaluator.{name} {given[name]}: give one of them")
+        validate(_settings_tree(), {"evaluator": given}, "of kontrast evaluate")
+
+    def _given_settings(self) -> dict[str, Any]:
+        from deploy.resolve import parse_overrides
+
+        tree = parse_overrides(self.settings_words, _settings_tree())
+        if stray := sorted(set(tree) - {"evaluator"}):
+            key = next(iter(tree[stray[0]]))
+            near = difflib.get_close_matches(stray[0], ["evaluator"], 1)
+            hint = f"did you mean --evaluator.{key}?" if near else "kontrast evaluate takes those of the evaluator only"
+            raise UsageError(f"unknown setting --{stray[0]}.{key}: {hint}")
+        return dict(tree.get("evaluator", {}))
 
     @property
     def settings(self) -> dict[str, Any]:
         """The evaluator's settings that the options name."""
-        return {"protocol": self.protocol, "rules": self.rules}
+        given = self._given_settings() if self.settings_words else {}
+        return {"protocol": self.protocol, "rules": self.rules, **given}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -135,7 +167,7 @@ class Request:
             ("--against", self.against, ""), ("--baseline", self.baseline, "eager"), ("--seed", seed, ""),
         ):  # fmt: skip
             command += [flag, value] if value != default else []
-        return shlex.join(command)
+        return shlex.join([*command, *self.settings_words])
 
     def deeper(self, task: str, candidate: str, shape: Mapping[str, Any]) -> tuple[str, ...]:
         """The command lines that look deeper into a candidate than a profile; none for one from standard input.
@@ -167,6 +199,18 @@ class Request:
 
     def _precision(self) -> Precision:
         return self.dtype  # type: ignore[return-value]  # checked when it was made
+
+
+@cache
+def _settings_tree() -> type[Section]:
+    """The part of the configuration that the command takes settings of."""
+    from evaluator.config import EvaluatorConfig
+
+    class Settings(Section):
+        evaluator: EvaluatorConfig = EvaluatorConfig()
+
+    Settings.model_rebuild(_types_namespace={"EvaluatorConfig": EvaluatorConfig})
+    return Settings
 
 
 def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -222,8 +266,14 @@ def make_judge(device: str, settings: dict[str, Any]) -> AbstractContextManager[
     from evaluator import Evaluator
     from evaluator.config import EvaluatorConfig
 
-    judge: AbstractContextManager[Judge] = Evaluator(device, EvaluatorConfig(**settings))
-    return judge
+    return _narrated(Evaluator(device, EvaluatorConfig(**settings)))
+
+
+@contextmanager
+def _narrated(evaluator: Evaluator) -> Iterator[Judge]:
+    """The evaluator, with lines on standard error while it is waited for."""
+    with evaluator, waiting_told(evaluator.activity):
+        yield evaluator
 
 
 @dataclass(frozen=True)

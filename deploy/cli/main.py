@@ -1,20 +1,24 @@
 """The `kontrast` command: a table of subcommands, each in a module of its own that is imported when it is used.
 
 Invariants: nothing heavy is imported to print help; an error from outside is one sentence on stderr and an exit code,
-never a traceback; the packages are checked to come from one root before anything else runs.
+never a traceback, and beside it one object on stdout where `kontrast evaluate --json` promises one; the packages are
+checked to come from one root before anything else runs.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from deploy import quiet
 from tasks.errors import KontrastError
@@ -69,6 +73,12 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def log_to_stderr(*, verbose: bool) -> None:
+    """Sets what is logged; a command's own `-v` counts as much as one before it."""
+    if verbose:
+        logging.getLogger().setLevel(logging.INFO)
+
+
 @app.callback()
 def root(
     version: Annotated[  # noqa: ARG001 - its callback answers
@@ -77,8 +87,20 @@ def root(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, on stderr.")] = False,
 ) -> None:
     """Trains language models to write fast kernels, and measures kernels honestly."""
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr(verbose=verbose)
+
+
+def promises_object(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for exactly one JSON object on stdout, whatever else is wrong with it."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "evaluate" in options and "--json" in options
+
+
+def _tell_object(error: str, exit_code: int) -> None:
+    """The object of a command line that could not be served."""
+    if promises_object(sys.argv[1:]):
+        typer.echo(json.dumps({"error": " ".join(error.split()), "exit_code": exit_code}))
 
 
 def main() -> NoReturn:
@@ -86,11 +108,18 @@ def main() -> NoReturn:
     quiet.usage_reporting_off(os.environ)
     try:
         check_one_root()
-        app(prog_name="kontrast")
+        code = app(prog_name="kontrast", standalone_mode=False)
     except KontrastError as error:
         typer.echo(f"kontrast: {error}", err=True)
+        _tell_object(str(error), error.exit_code)
         sys.exit(error.exit_code)
-    sys.exit(0)
+    except TyperException as error:
+        error.show()  # type: ignore[attr-defined]  # all that a parser raises can
+        _tell_object(error.format_message(), error.exit_code)
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        sys.exit(1)
+    sys.exit(code or 0)
 
 
 if __name__ == "__main__":

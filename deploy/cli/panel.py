@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tasks.figures import figures, interval, milliseconds, times
 from tasks.records import Evaluation, Measurement, Sweep
 from tasks.records.profile import Profile
 from tasks.shapes import shape_words
@@ -66,7 +67,7 @@ def title(evaluation: Evaluation) -> str:
     head: str = evaluation.outcome
     if evaluation.outcome == "accepted" and evaluation.measurement is not None:
         over = "" if evaluation.baseline == "eager" else f" over the {_OVER[evaluation.baseline]}"
-        head += f"  {_times(evaluation.measurement.speedup)}{over}"
+        head += f"  {times(evaluation.measurement.speedup)}{over}"
     elif evaluation.reason:
         head += f": {evaluation.reason}"
     return f"{head}  {evaluation.task_id} on {evaluation.device_type}"
@@ -76,7 +77,7 @@ def brief(evaluation: Evaluation) -> str:
     """One line: the outcome with the speedup and its interval, or with the reason."""
     measured = evaluation.measurement
     if evaluation.outcome == "accepted" and measured is not None:
-        return f"accepted {measured.speedup:.3g}x ({measured.ci_low:.3g} to {measured.ci_high:.3g})"
+        return f"accepted {times(measured.speedup)} ({interval(measured.ci_low, measured.ci_high)})"
     return f"{evaluation.outcome} {evaluation.reason}: {evaluation.message[:120]}"
 
 
@@ -84,8 +85,8 @@ def sweep_brief(sweep: Sweep) -> str:
     """One line: the outcome over all shapes, the geometric mean and the worst."""
     text = f"{sweep.outcome}, {sweep.accepted} of {len(sweep.evaluations)} shapes accepted"
     if sweep.geometric_mean is not None and sweep.worst is not None:
-        worst = f"worst {sweep.worst:.3g}x at {shape_words(sweep.worst_shape)}"
-        text += f", geometric mean {sweep.geometric_mean:.3g}x, {worst}"
+        worst = f"worst {times(sweep.worst)} at {shape_words(sweep.worst_shape)}"
+        text += f", geometric mean {times(sweep.geometric_mean)}, {worst}"
     return text
 
 
@@ -118,15 +119,15 @@ def sweep_panel(sweep: Sweep) -> RenderableType:
         cells = [shape_words(one.shape), f"{one.outcome}: {one.reason}" if one.reason else one.outcome]
         measured = one.measurement if one.outcome == "accepted" else None
         if measured is not None:
-            cells += [_times(measured.speedup), f"{_times(measured.ci_low)} to {_times(measured.ci_high)}"]
-            cells += [_ms(measured.reference_ms), _ms(measured.candidate_ms)]
+            cells += [times(measured.speedup), interval(measured.ci_low, measured.ci_high)]
+            cells += [milliseconds(measured.reference_ms), milliseconds(measured.candidate_ms)]
         table.add_row(*map(Text, cells))
     parts: list[RenderableType] = [table, ""]
     count = len(sweep.evaluations)
     among = "all" if sweep.accepted == count else f"the {sweep.accepted} accepted of"
     if sweep.geometric_mean is not None and sweep.worst is not None:
-        parts.append(Text(f"geometric mean  {_times(sweep.geometric_mean)} over {among} {count} shapes"))
-        parts.append(Text(f"worst           {_times(sweep.worst)} at {shape_words(sweep.worst_shape)}"))
+        parts.append(Text(f"geometric mean  {times(sweep.geometric_mean)} over {among} {count} shapes"))
+        parts.append(Text(f"worst           {times(sweep.worst)} at {shape_words(sweep.worst_shape)}"))
     parts += [
         Text(f"{shape_words(one.shape)}: {one.message}") for one in sweep.evaluations if one.outcome != "accepted"
     ]
@@ -153,9 +154,9 @@ def _print_profile(profile: Profile, console: Console) -> None:
         for name in ("share", "time a call", "launches", "bytes a call", "GB/s"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in rows[:_MAX_PROFILE_ROWS]:
-            rate = f"{row.bytes / row.us / 1000:.3g}" if row.bytes and row.us else ""
+            rate = figures(row.bytes / row.us / 1000) if row.bytes and row.us else ""
             moved = "not known" if row.bytes is None else _bytes(row.bytes)
-            cells = (row.name, f"{row.share:.1%}", _ms(row.us / 1000), f"{row.calls:.3g}", moved, rate)
+            cells = (row.name, f"{row.share:.1%}", milliseconds(row.us / 1000), f"{row.calls:g}", moved, rate)
             table.add_row(*map(Text, cells))
         console.print(table)
         if len(rows) > _MAX_PROFILE_ROWS:
@@ -171,13 +172,13 @@ def _print_profile(profile: Profile, console: Console) -> None:
 def _profile_words(profile: Profile) -> Iterator[str]:
     if profile.bytes_per_call is not None and profile.gb_per_s is not None:
         moved = f"A call has to move {_bytes(profile.bytes_per_call)} (inputs, parameters, outputs, each once)"
-        yield f"{moved}: {profile.gb_per_s:.3g} GB/s at the measured time."
+        yield f"{moved}: {figures(profile.gb_per_s)} GB/s at the measured time."
     if profile.flops_per_call:
-        yield f"The reference's products and convolutions are {profile.flops_per_call / 1e9:.3g} GFLOP a call."
+        yield f"The reference's products and convolutions are {figures(profile.flops_per_call / 1e9)} GFLOP a call."
     if profile.roofline is not None and profile.peak_gb_per_s is not None:
-        peaks = f"{profile.peak_gb_per_s:.4g} GB/s"
+        peaks = f"{figures(profile.peak_gb_per_s)} GB/s"
         if profile.peak_gflop_per_s is not None:
-            peaks += f", {profile.peak_gflop_per_s / 1000:.3g} fp32 TFLOP/s"
+            peaks += f", {figures(profile.peak_gflop_per_s / 1000)} fp32 TFLOP/s"
         yield f"{profile.roofline:.0%} of the roofline, bound by {profile.bound} (peaks by the device: {peaks})."
     yield from profile.unknown
     if profile.rows:
@@ -187,7 +188,7 @@ def _profile_words(profile: Profile) -> Iterator[str]:
 def _bytes(count: int) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
-            return f"{count / size:.3g} {unit}"
+            return f"{figures(count / size)} {unit}"
     return f"{count} B"
 
 
@@ -215,10 +216,10 @@ def _rows(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
 
 
 def _measured(measurement: Measurement, over: str) -> Iterator[tuple[str, str]]:
-    low, high = _times(measurement.ci_low), _times(measurement.ci_high)
-    yield "speedup", f"{_times(measurement.speedup)}, {measurement.confidence:.0%} interval {low} to {high}"
-    yield over, f"{_ms(measurement.reference_ms)} a call ({measurement.definition})"
-    yield "candidate", f"{_ms(measurement.candidate_ms)} a call"
+    between = interval(measurement.ci_low, measurement.ci_high)
+    yield "speedup", f"{times(measurement.speedup)}, {measurement.confidence:.0%} interval {between}"
+    yield over, f"{milliseconds(measurement.reference_ms)} a call ({measurement.definition})"
+    yield "candidate", f"{milliseconds(measurement.candidate_ms)} a call"
     confirmed = ", confirmed on fresh seeds" if measurement.confirmed else ""
     placements = f"{measurement.placements} placement{'s' if measurement.placements > 1 else ''}"
     yield "timing", f"{measurement.pairs} pairs over {placements}, ended by {measurement.stopped}{confirmed}"
@@ -244,11 +245,3 @@ def _compiler_text(evaluation: Evaluation) -> str:
 
 def _reproducible(evaluation: Evaluation) -> bool:
     return evaluation.outcome == "rejected" and bool(evaluation.detail.get("seed"))
-
-
-def _times(value: float) -> str:
-    return f"{value:.3g}x" if value < 1000 else f"{value:.0f}x"
-
-
-def _ms(value: float) -> str:
-    return f"{value:.3g} ms" if value >= 1 else f"{1000 * value:.3g} us"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from deploy.observe.follow import Follower
 from deploy.observe.report import winners
 from deploy.resolve import ConfigError
 from tasks.errors import UsageError
+from tasks.figures import times
 from tasks.records import Task
 
 
@@ -37,55 +39,87 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
         run = RunFolder(config.run.folder / new_run_id(config.run.name))
     else:
         raise ConfigError("Name a preset or a TOML file, or a run to --resume.")
-    tasks = read_tasks(config)
+    check_asked(config)
     if dry_run:
-        return print_plan(config, tasks)
+        return print_plan(config)
+    tasks = read_tasks(config)
     run.create()
     run.write_text("config.toml", config.to_toml())
     run.write_json("environment.json", describe_environment())
     from deploy.graph.workers import make_workers, prepare
 
-    prepared = prepare(config)
-    return train(prepared, run, tasks, make_workers)
+    return train(config, run, tasks, make_workers, prepare)
 
 
-def read_tasks(config: Config) -> list[Task]:
-    """The tasks that the selectors name, each once."""
-    from tasks.suites import list_tasks
-
+def check_asked(config: Config) -> None:
+    """Raises UsageError unless the configuration names tasks and evaluators."""
     if not config.run.tasks:
         raise UsageError("run.tasks is empty: name tasks, such as --run.tasks procedural:row_norm/0-15.")
     if not config.device_types():
         raise UsageError(
             "evaluator.pool names no evaluator: say how many evaluators of which type, such as cpu = 1 or H100 = 4."
         )
+
+
+def read_tasks(config: Config) -> list[Task]:
+    """The tasks that the selectors name, each content once and each under an id of its own. Raises UsageError."""
+    tasks, missing = find_tasks(config)
+    if missing:
+        raise UsageError("; ".join(missing))
+    return tasks
+
+
+def find_tasks(config: Config) -> tuple[list[Task], list[str]]:
+    """The tasks that are at hand, and a sentence for each reason why others are not."""
+    from tasks.suites import list_tasks
+
     found: dict[str, Task] = {}
+    missing: dict[str, list[str]] = {}
     for selector in config.run.tasks:
-        for task in list_tasks(selector, size=config.run.size):
-            found.setdefault(task.id, task)
-    return list(found.values())
+        try:
+            for task in list_tasks(selector, size=config.run.size):
+                found.setdefault(task.content_hash, task)
+        except UsageError as error:
+            missing.setdefault(str(error), []).append(selector)
+    ids = Counter(task.id for task in found.values())
+    tasks = [
+        task if ids[task.id] == 1 else task.model_copy(update={"id": f"{task.id}~{task.content_hash[:8]}"})
+        for task in found.values()
+    ]
+    return tasks, [f"{', '.join(selectors)}: {text}" for text, selectors in missing.items()]
 
 
-def print_plan(config: Config, tasks: Sequence[Task]) -> int:
-    """Prints the resolved tree and the placement; 2 when the cluster lacks something."""
+def print_plan(config: Config) -> int:
+    """Prints the resolved tree, the tasks, the placement and all that is missing; 2 when anything is."""
+    tasks, missing = find_tasks(config)
     if named_address(config, os.environ):
         with joined(config) as ray:
             nodes = nodes_of(ray)
     else:
         nodes = [local_node()]
     plan = make_plan(requests_of(config), nodes)
+    if plan.shortfalls:
+        missing.append(shortfall_text(plan))
     typer.echo(config.to_toml())
-    typer.echo(f"# {len(tasks)} tasks: {', '.join(task.id for task in tasks[:8])}{', ...' if len(tasks) > 8 else ''}")
+    named = ", ".join(task.id for task in tasks[:8]) or "none"
+    typer.echo(f"# {len(tasks)} tasks: {named}{', ...' if len(tasks) > 8 else ''}")
     typer.echo("# placement")
     for text in plan_text(plan).splitlines():
         typer.echo(f"#   {text}")
-    if plan.shortfalls:
-        typer.echo(f"# {shortfall_text(plan)}")
-        return 2
-    return 0
+    if missing:
+        typer.echo("# missing")
+        for text in missing:
+            typer.echo(f"#   {text}")
+    return 2 if missing else 0
 
 
-def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers) -> int:
+def train(
+    config: Config,
+    run: RunFolder,
+    tasks: Sequence[Task],
+    make_workers: MakeWorkers,
+    prepare: Callable[[Config], Config],
+) -> int:
     """Runs, shows progress, writes the summary, prints the table; the exit code."""
     followers: list[Follower] = []
     started_s = time.time()
@@ -105,7 +139,8 @@ def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: M
             return watch
 
         try:
-            execute(config, run, tasks, make_workers, follow, display.say)
+            display.stage("preparing the model (on first use it is converted)")
+            execute(prepare(config), run, tasks, make_workers, follow, display.stage)
         finally:
             if exporter is not None:
                 exporter.stop()
@@ -122,14 +157,14 @@ def verdict(config: Config, follower: Follower, summary: dict[str, Any]) -> int:
         return 0
     found = winners(follower.state, above)
     if found:
-        typer.echo(f"{len(found)} new kernel(s) beat their reference by more than {above:g}x on fresh seeds.")
+        typer.echo(f"{len(found)} new kernel(s) beat their reference by more than {times(above)} on fresh seeds.")
         return 0
     best = max(
         (t["best"]["ci_low"] or 0.0 for t in summary["tasks"] if t["best"] and t["best"]["label"] == "new"), default=0.0
     )
     typer.echo(
-        f"No new kernel of this run's policy beat its reference with a confirmed interval above {above:g}x"
-        + (f"; the best interval began at {best:.2f}x." if best else ".")
+        f"No new kernel of this run's policy beat its reference with a confirmed interval above {times(above)}"
+        + (f"; the best interval began at {times(best)}." if best else ".")
     )
     return 1
 

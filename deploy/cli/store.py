@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tasks.errors import UsageError
+from tasks.figures import interval, times
 
 if TYPE_CHECKING:
     from exemplar_store import ExemplarStore
@@ -292,9 +293,9 @@ def _line(record: Any, *, with_task: bool = True) -> str:
     """One exemplar or claim for a person."""
     measured = getattr(record, "measurement", None)
     if measured is None:
-        figures = "   unknown" if record.claimed_speedup is None else f"{record.claimed_speedup:8.3f}x claimed"
+        figures = "   unknown" if record.claimed_speedup is None else f"{times(record.claimed_speedup):>9} claimed"
     else:
-        figures = f"{record.speedup:8.3f}x [{measured.ci_low:.3f}, {measured.ci_high:.3f}]"
+        figures = f"{times(record.speedup):>9} ({interval(measured.ci_low, measured.ci_high)})"
     task = f"{record.task_id}  {record.device_type}  " if with_task else ""
     return f"{figures}  {task}{record.candidate_hash[:12]}  {record.origin}"
 

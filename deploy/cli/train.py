@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from deploy.cli.settings import SettingsCommand, settings_of
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=SettingsCommand)
 def train(
     context: typer.Context,
     config: Annotated[
@@ -30,7 +32,7 @@ def train(
     """
     from deploy.cli.session import run_training
 
-    raise typer.Exit(run_training(config, list(context.args), dry_run=dry_run, resume=resume))
+    raise typer.Exit(run_training(config, settings_of(context), dry_run=dry_run, resume=resume))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from deploy.config import Config
+from deploy.graph.logs import collect_logs
 from deploy.graph.placement import Node, Request
 from deploy.graph.reaper import reaping
 from deploy.quiet import usage_reporting_off
@@ -33,28 +35,33 @@ class ClusterUnreachable(KontrastError):
 
 def requests_of(config: Config) -> list[Request]:
     """What the roles of a configuration ask for."""
-    cluster = config.cluster
+    cluster, types = config.cluster, config.device_types()
     requests = [
         Request(
             "evaluator", count, cluster.evaluator_cpus, 0.0 if device_type == "cpu" else cluster.evaluator_gpus,
             "" if device_type == "cpu" else device_type, setting=f"evaluator.pool.{device_type}",
+            without=f"set evaluator.pool.{device_type} to 0" if len(types) > 1 else "",
+            share="cluster.evaluator_cpus",
         )
-        for device_type, count in config.device_types().items()
+        for device_type, count in types.items()
     ]  # fmt: skip
     requests.append(
         Request(
             "learner", cluster.learner_ranks, cluster.learner_cpus, cluster.learner_gpus, one_node=True,
-            setting="cluster.learner_ranks",
+            setting="cluster.learner_ranks", share="cluster.learner_cpus",
         )
     )  # fmt: skip
     requests.append(
         Request(
             "generator", cluster.generators, cluster.generator_cpus, cluster.generator_gpus,
-            setting="cluster.generators",
+            setting="cluster.generators", share="cluster.generator_cpus",
         )
     )  # fmt: skip
     if config.review.mode != "off":
-        requests.append(Request("reviewer", 1, config.review.cpus, config.review.gpus, setting="review.mode"))
+        review = config.review
+        requests.append(
+            Request("reviewer", 1, review.cpus, review.gpus, without="set review.mode to off", share="review.cpus")
+        )
     return requests
 
 
@@ -64,9 +71,10 @@ def named_address(config: Config, environment: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def joined(config: Config) -> Iterator[Any]:
+def joined(config: Config, logs: Path | None = None) -> Iterator[Any]:
     """Connects to the run's cluster and yields the module `ray`; raises ClusterUnreachable.
 
+    At the end the logs of this process's workers on this machine go into the folder `logs`.
     Ray keeps the authentication of a process's first cluster: after one that was started here, a cluster with another
     token is joined from another process.
     """
@@ -82,18 +90,21 @@ def joined(config: Config) -> Iterator[Any]:
         }  # fmt: skip
         try:
             if address:
-                ray.init(address=address, **common)
+                context = ray.init(address=address, **common)
             else:
-                ray.init(
+                context = ray.init(
                     address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
                     _node_ip_address="127.0.0.1", **common,
                 )  # fmt: skip
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise ClusterUnreachable(_unreachable(address, error)) from error
+        session, job = Path(context.address_info["session_dir"]), ray.get_runtime_context().get_job_id()
         try:
             yield ray
         finally:
             ray.shutdown()
+            if logs is not None:
+                collect_logs(session, job, logs)
 
 
 @contextmanager

@@ -80,6 +80,13 @@ class GroupFormed(_Event):
     """Step of the policy when the prompt was dispatched."""
 
 
+SAMPLE_LABELS = {
+    "new": "Its normal form equals no seed kernel and no exemplar that its prompt showed.",
+    "copy": "Its normal form equals a seed kernel or an exemplar that its prompt showed; it earns no advantage.",
+}
+"""Labels of an accepted sample, in one sentence each."""
+
+
 class SampleLeft(_Event):
     """A sample left the run, once, by one of the four ways."""
 

@@ -1,14 +1,16 @@
 """Who runs where: a plan of the roles against a cluster's nodes, and the text that says what is missing.
 
 Invariants: pure, so that `--dry-run` prints what the run itself would do; an evaluator owns its GPU alone unless the
-run takes turns on it; the learner's ranks share one node; what asks for a GPU type goes only to nodes of that label.
+run takes turns on it; the learner's ranks share one node; what asks for a GPU type goes only to nodes of that label;
+what is advised against a shortfall can be set.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tasks.errors import KontrastError
 
@@ -36,7 +38,11 @@ class Request:
     one_node: bool = False
     """All actors of the request on one node (NVLink between a learner's ranks)."""
     setting: str = ""
-    """The configuration key that asks for them, named in the shortfall."""
+    """The configuration key that counts them, one at least; named in the shortfall."""
+    without: str = ""
+    """How a run does without them, such as `set review.mode to off`; empty where it cannot."""
+    share: str = ""
+    """The configuration key of the CPUs of each."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,8 @@ class Shortfall:
 
     request: Request
     missing: int
+    fits: int = 0
+    """How many would fit; of a request for one node, on one node."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +117,19 @@ def make_plan(requests: Iterable[Request], nodes: Iterable[Node]) -> Plan:
         done = _place(request, held, free)
         placed += done
         if len(done) < request.count:
-            shortfalls.append(Shortfall(request, request.count - len(done)))
+            fits = max((_room(request, *free[n.id]) for n in _fitting(request, held)), default=0)
+            shortfalls.append(Shortfall(request, request.count - len(done), fits if request.one_node else len(done)))
     return Plan(tuple(placed), tuple(shortfalls), held, asked)
 
 
+def _fitting(request: Request, nodes: Sequence[Node]) -> list[Node]:
+    """Nodes of the type, and reserved for no other role."""
+    typed = [n for n in nodes if not request.accelerator_type or n.accelerator_type == request.accelerator_type]
+    return [n for n in typed if n.role in ("", request.role)]
+
+
 def _place(request: Request, nodes: Sequence[Node], free: dict[str, list[float]]) -> list[Placed]:
-    fitting = [n for n in nodes if not request.accelerator_type or n.accelerator_type == request.accelerator_type]
-    fitting = [n for n in fitting if n.role in ("", request.role)]
+    fitting = _fitting(request, nodes)
     fitting.sort(key=lambda n: n.role != request.role)
     # A request without GPUs leaves GPU nodes alone as long as another has room.
     if not request.gpus:
@@ -163,7 +177,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def shortfall_text(plan: Plan) -> str:
-    """What was asked, what the cluster has, what to change, in one text."""
+    """What was asked, what the cluster has, what can be changed, in one text."""
     asked = "; ".join(f"{r.count} {r.role} of {_each(r)}" for r in plan.requests)
     has = "; ".join(
         f"{n.id}: {n.cpus:g} CPU, {n.gpus:g} GPU{f' {n.accelerator_type}' if n.accelerator_type else ''}"
@@ -173,12 +187,40 @@ def shortfall_text(plan: Plan) -> str:
     for shortfall in plan.shortfalls:
         request = shortfall.request
         more = f"{shortfall.missing} of {request.count} {request.role} ({_each(request)}) found no node"
-        where = " together on one node" if request.one_node else ""
-        change = (
-            f"lower {request.setting} to {request.count - shortfall.missing}" if request.setting else "ask for fewer"
-        )
-        missing.append(f"{more}{where}: {change}, or add nodes with {_each(request)}")
-    return f"The cluster is too small. Asked: {asked}. It has: {has or 'no node'}. Missing: {'; '.join(missing)}."
+        where = " together on one node" if request.one_node and request.count > 1 else ""
+        change = ", or ".join([*_advice(shortfall, plan), f"add nodes with {_each(request)}"])
+        missing.append(f"{more}{where}: {change}")
+    text = f"The cluster is too small. Asked: {asked}. It has: {has or 'no node'}. Missing: {'; '.join(missing)}."
+    without_gpu = not any(node.gpus for node in plan.nodes) and any(short.request.gpus for short in plan.shortfalls)
+    return f"{text} No node has a GPU; the preset demo trains without one." if without_gpu else text
+
+
+def _advice(shortfall: Shortfall, plan: Plan) -> list[str]:
+    """Settings that are possible, each of which leaves fewer actors without a node."""
+    request, advice = shortfall.request, []
+    now = sum(short.missing for short in plan.shortfalls)
+    if request.setting and shortfall.fits >= 1 and _missing(plan, request, count=shortfall.fits) < now:
+        advice.append(f"lower {request.setting} to {shortfall.fits}")
+    elif request.without and _missing(plan, request, count=0) < now:
+        advice.append(request.without)
+    types = sorted({node.accelerator_type for node in plan.nodes} - {""})
+    if request.accelerator_type and types and request.accelerator_type not in types:
+        counts = range(request.count, 0, -1)
+        left = {count: _missing(plan, request, count=count, accelerator_type=types[0]) for count in counts}
+        best = min(left, key=lambda count: left[count])
+        if left[best] < now:
+            advice.append(f"set evaluator.pool to '{{{request.accelerator_type} = 0, {types[0]} = {best}}}'")
+    cpus = sum(each.count * each.cpus for each in plan.requests)
+    alone = _fitting(request, plan.nodes) if len(plan.nodes) == 1 else []
+    if request.share and not shortfall.fits and alone and alone[0].cpus < cpus and alone[0].gpus >= request.gpus:
+        advice.append(f"lower {request.share} and its like until all roles take at most {alone[0].cpus:g} CPU")
+    return advice
+
+
+def _missing(plan: Plan, request: Request, **changes: Any) -> int:
+    """How many actors find no node when one request is changed."""
+    requests = [replace(each, **changes) if each == request else each for each in plan.requests]
+    return sum(short.missing for short in make_plan(requests, plan.nodes).shortfalls)
 
 
 def _each(request: Request) -> str:

@@ -1,4 +1,6 @@
-"""One run's dealings with the store: prompts, samples, seed kernels, confirmations; no Ray in here.
+"""One run's dealings with the store: prompts, samples, seed kernels, controls; no Ray in here.
+
+What stands of an evaluation is the affair of `deploy.graph.verdicts`.
 
 Invariants: every method may be repeated with the same ids; a sample is recorded once, with whatever evaluation came
 first; a kernel file is written before its sample is recorded, so that what the store calls accepted can be read; only
@@ -7,44 +9,36 @@ kernels that are no copies become exemplars.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, NamedTuple, Protocol, get_args
 
 from deploy.config import ReviewConfig
 from deploy.folder import RunFolder, kernel_file
 from deploy.graph.evaluators import evaluator_of
 from deploy.graph.events import ControlMeasured, KernelConfirmed, SampleLeft, SeedEvaluated
-from deploy.graph.handles import PromptRefused, WorkerLost
+from deploy.graph.handles import PromptRefused
 from deploy.graph.ledger import sample_id
-from deploy.graph.reviewing import hacking_case, is_cheat
 from deploy.graph.state import Group
-from evaluator.judgement.confirm import conclude, is_jump, needs_confirmation
-from evaluator.review import Ask, KnownCheat, review, reviewed
+from deploy.graph.verdicts import Evaluate, StoreThread, Verdicts, score_of
+from evaluator.review import Ask
 from evaluator.timing.controls import WINDOW, health, history_of
 from evaluator.timing.statistics import PlacementHistory
-from exemplar_store import CacheKey, ExemplarStore, RunStream
+from exemplar_store import ExemplarStore, RunStream
 from exemplar_store.controls import Controls
-from exemplar_store.hacking_cases import HackingCases
 from rollout import parse_completion
 from rollout.novelty import copy_of, nearest_distance
-from tasks.records import Candidate, Evaluation, Exemplar, Measurement, Prompt, Sample, ScoredSample, Task
+from tasks.records import Candidate, Evaluation, Exemplar, Prompt, Sample, ScoredSample, Task
 from tasks.records.evaluation import Protocol as TimingProtocol
 
-T = TypeVar("T")
-Settle = Callable[[Task, Candidate, Evaluation], Awaitable[Evaluation]]
 _log = logging.getLogger(__name__)
 REFUSING = ("reference_failed", "too_large")
 """Unscored reasons that say something about the task, not about the candidate or the machine."""
-CONFIRMATION_ATTEMPTS = 2
 UNREADABLE = {
     "no_code": "The completion holds no code block.",
     "truncated": "The completion reached the token limit before its code ended.",
@@ -52,17 +46,6 @@ UNREADABLE = {
     "not_text": "The completion is not valid text.",
 }
 """What is said of a completion without a candidate, by the parser's finding."""
-
-
-class Evaluate(Protocol):
-    """Evaluates a candidate somewhere that has the device type; never answers from an earlier result.
-
-    With `first`, the evaluation is to confirm that one: on another evaluator of the type, if there is another.
-    """
-
-    def __call__(
-        self, task: Task, candidate: Candidate, device_type: str, protocol: str, first: Evaluation | None = None
-    ) -> Awaitable[Evaluation]: ...
 
 
 class Seed(NamedTuple):
@@ -137,20 +120,15 @@ class Recorder:
         self._store = store
         self._stream = RunStream(store, run.run_id)
         self._controls = Controls(store)
-        self._cheats = HackingCases(store)
-        self._cheats.seed()
         self._tasks = dict(tasks)
         self._tools = tools
         self._rules = rules
         self._shown: dict[str, dict[str, str]] = {}
         self._seeds: dict[str, set[str]] = {}
-        # RunStream is for one thread; the store's answers must not hold up evaluations.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._in_store = StoreThread()
+        self._verdicts = Verdicts(run.run_id, store, self._in_store, tools.evaluate, tools.ask, rules)
         for device_type in rules.evaluators:
             tools.tell(device_type, self._history(device_type))
-
-    async def _in_store(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments, **named))
 
     async def open_group(self, group: Group) -> Prompt:
         """The group's prompt, opened in the store; the same prompt when it was open already."""
@@ -187,7 +165,7 @@ class Recorder:
         if sample.candidate is None:
             evaluation = self._unreadable(group, task, sample)
         else:
-            evaluation = await self._evaluation(task, sample.candidate, group.device_type, settle=self._settled)
+            evaluation = await self._verdicts.of(task, sample.candidate, group.device_type, settle=True)
         if evaluation.outcome == "unscored" and not last:
             return self._event(group, ScoredSample(sample=sample, evaluation=evaluation))
         return await self._record(group, sample, evaluation)
@@ -203,19 +181,10 @@ class Recorder:
         return await self._record(group, sample, evaluation)
 
     async def confirm(self, group: Group, identifier: str) -> KernelConfirmed:
-        """Measures an accepted kernel again from its file, by the full protocol.
-
-        The figures are those of the full protocol where it agrees with what the sample was recorded with.
-        """
+        """Measures an accepted kernel again from its file, by the full protocol."""
         source = (self._run.path / kernel_file(group.task_id, identifier)).read_text()
         candidate, task = Candidate(source=source, origin="sample", detail=identifier), self._task(group)
-        first = await self._in_store(self._store.cached, self._key(task, candidate, group.device_type))
-        again = await self._tools.evaluate(task, candidate, group.device_type, "sequential", first)
-        stands = again
-        if first is not None and first.outcome == "accepted" and again.outcome == "accepted":
-            concluded = conclude(first, again, other_device=evaluator_of(again) != evaluator_of(first))
-            agreed = concluded.measurement is not None and concluded.measurement.confirmed
-            stands = again if agreed else concluded
+        stands = await self._verdicts.in_full(task, candidate, group.device_type)
         return KernelConfirmed(
             task_id=group.task_id, sample_id=identifier, outcome=stands.outcome, reason=stands.reason or "",
             **_figures(stands),
@@ -226,9 +195,9 @@ class Recorder:
         task, events = self._tasks[task_id], []
         for name, _, source in self._chosen_seeds(task):
             candidate = Candidate(source=source, origin="seed", detail=name)
-            evaluation = await self._evaluation(task, candidate, device_type)
+            evaluation = await self._verdicts.of(task, candidate, device_type)
             if evaluation.outcome == "unscored":  # once more, since a crowded machine can be the cause
-                evaluation = await self._evaluation(task, candidate, device_type)
+                evaluation = await self._verdicts.of(task, candidate, device_type)
             if evaluation.reason in REFUSING:
                 raise PromptRefused(str(evaluation.reason), evaluation.message)
             if evaluation.outcome == "accepted":
@@ -278,91 +247,6 @@ class Recorder:
     def _task(self, group: Group) -> Task:
         return self._tasks[group.task_id]
 
-    def _key(self, task: Task, candidate: Candidate, device_type: str) -> CacheKey:
-        return CacheKey(
-            candidate.content_hash, task.content_hash, device_type, task.precision, self._rules.protocol,
-            self._rules.rules,
-        )  # fmt: skip
-
-    async def _evaluation(
-        self, task: Task, candidate: Candidate, device_type: str, settle: Settle | None = None
-    ) -> Evaluation:
-        """From the measurement cache, else measured and, with `settle`, judged further before it is cached."""
-        key = self._key(task, candidate, device_type)
-        known = await self._in_store(self._store.cached, key)
-        if known is not None:
-            return known
-        evaluation = await self._tools.evaluate(task, candidate, device_type, self._rules.protocol)
-        if settle is not None:
-            evaluation = await settle(task, candidate, evaluation)
-        if evaluation.outcome != "unscored" and CacheKey.of(evaluation) == key:
-            await self._in_store(self._store.cache, key, evaluation, candidate)
-        return evaluation
-
-    async def _settled(self, task: Task, candidate: Candidate, evaluation: Evaluation) -> Evaluation:
-        """What stands of a sample's evaluation after confirmation and review; a cheat becomes a hacking case."""
-        if evaluation.outcome == "accepted":
-            best = await self._best(task, evaluation.device_type)
-            evaluation = await self._confirmed(task, candidate, evaluation, best)
-            evaluation = await self._reviewed(task, candidate, evaluation, best)
-        if is_cheat(evaluation):
-            await asyncio.to_thread(self._learn, task, candidate, evaluation)
-        return evaluation
-
-    def _learn(self, task: Task, candidate: Candidate, evaluation: Evaluation) -> None:
-        case = hacking_case(task, candidate, evaluation, self._cheats.all(), self._run.run_id)
-        if self._cheats.learn(case):
-            _log.info("%s is filed as a hacking case of the family %s", candidate.detail, case.family)
-
-    async def _reviewed(
-        self, task: Task, candidate: Candidate, evaluation: Evaluation, best: float | None
-    ) -> Evaluation:
-        """With the reviewing model's verdict, where an accepted one is a large jump."""
-        rules, measurement = self._rules.review, evaluation.measurement
-        if self._tools.ask is None or evaluation.outcome != "accepted" or measurement is None:
-            return evaluation
-        if not is_jump(_score(measurement), best, above=rules.above, jump=rules.jump):
-            return evaluation
-        found = await review(
-            task, candidate, evaluation, ask=self._tools.ask, similar=self._similar, best=best,
-            max_chars=rules.max_prompt_chars, timeout_s=rules.timeout_s,
-        )  # fmt: skip
-        if found.failure:
-            _log.warning("%s goes on unreviewed: %s", candidate.detail, found.failure)
-        return reviewed(evaluation, found, binding=rules.mode == "binding")
-
-    async def _similar(self, source: str) -> list[KnownCheat]:
-        found = await asyncio.to_thread(self._cheats.similar, source)
-        return [KnownCheat(case.family, case.code, case.explanation, near) for case, near in found]
-
-    async def _confirmed(self, task: Task, candidate: Candidate, first: Evaluation, best: float | None) -> Evaluation:
-        """What stands of an accepted evaluation, measured again where the policy asks for it."""
-        measurement = first.measurement
-        if measurement is None:
-            raise ValueError(f"{candidate.detail} is accepted without a measurement")
-        if not needs_confirmation(
-            _score(measurement), best, above=self._rules.confirm_above, confirmed=measurement.confirmed,
-            elsewhere=self._rules.evaluators.get(first.device_type, 1) > 1,
-        ):  # fmt: skip
-            return first
-        again: Evaluation | None = None
-        for _ in range(CONFIRMATION_ATTEMPTS):  # a crowded machine can be the cause
-            try:
-                again = await self._tools.evaluate(task, candidate, first.device_type, self._rules.protocol, first)
-            except WorkerLost as error:
-                _log.warning("%s is not confirmed yet: %s", candidate.detail, error)
-                continue
-            if again.outcome != "unscored":
-                break
-        return conclude(first, again, other_device=again is not None and evaluator_of(again) != evaluator_of(first))
-
-    async def _best(self, task: Task, device_type: str) -> float | None:
-        """The best score on file for a task; None without any."""
-        best = await self._in_store(
-            self._store.best, task.content_hash, device_type, precision=task.precision, protocol=self._rules.protocol
-        )
-        return None if best is None else best.speedup
-
     async def _record(self, group: Group, sample: Sample, evaluation: Evaluation) -> SampleLeft:
         copied, distance = "", None
         if sample.candidate is not None:
@@ -408,7 +292,7 @@ class Recorder:
         return Exemplar(
             task_id=task.id, task_hash=task.content_hash, device_type=evaluation.device_type,
             precision=evaluation.precision, source=candidate.source, candidate_hash=candidate.content_hash,
-            speedup=_score(measurement), measurement=measurement, labels=evaluation.labels, origin=candidate.detail,
+            speedup=score_of(measurement), measurement=measurement, labels=evaluation.labels, origin=candidate.detail,
         )  # fmt: skip
 
     def _unreadable(self, group: Group, task: Task, sample: Sample) -> Evaluation:
@@ -444,11 +328,6 @@ class Recorder:
             kernels = self._tools.seed_kernels(self._tasks[task_id])
             self._seeds[task_id] = {Candidate(source=seed.source).content_hash for seed in kernels}
         return self._seeds[task_id]
-
-
-def _score(measurement: Measurement) -> float:
-    """What an exemplar is filed and a sample is paid by."""
-    return measurement.ci_low if measurement.protocol == "reward" else measurement.speedup
 
 
 def _review_of(evaluation: Evaluation | None) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from deploy.graph.ledger import SAMPLE_OUTCOMES
 from deploy.graph.plan import RunPlan
 from deploy.graph.state import RunState
+from tasks.figures import times
 
 LOOP = ("generating", "evaluating", "learning")
 """Phases of the loop proper; what comes before and after is not what an estimate is made from."""
@@ -74,7 +75,7 @@ def line(progress: Progress) -> str:
         parts.append(f"{progress.seeds} seed kernels evaluated")
     if progress.best:
         best = sorted(progress.best.items(), key=lambda item: -item[1])[:3]
-        parts.append("best new: " + ", ".join(f"{task.rpartition(':')[2]} {speedup:.2f}x" for task, speedup in best))
+        parts.append("best new: " + ", ".join(f"{task.rpartition(':')[2]} {times(speedup)}" for task, speedup in best))
     if progress.tokens_per_s:
         parts.append(f"{progress.tokens_per_s:.0f} tokens/s")
     if progress.left_s is not None:

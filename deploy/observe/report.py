@@ -14,10 +14,12 @@ from typing import Any
 from deploy.graph.events import ControlMeasured, SampleLeft
 from deploy.graph.state import RunState
 from deploy.observe.progress import LOOP
+from tasks.figures import figures, interval, milliseconds, times
 from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION, RECORD_SCHEMA_VERSION
 
 CONTROL_ALARM = "control_alarm"
-"""Label of a run whose evaluator is off by its own controls: its speedups are not to be trusted."""
+LABELS = {CONTROL_ALARM: "The evaluator is off by its own controls on a device type: speedups are not to be trusted."}
+"""Labels of a run, in one sentence each."""
 
 
 def summarize(state: RunState, targets: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -160,15 +162,15 @@ def table_rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [header]
     for task in summary["tasks"]:
         best = task["best"]
-        reference = "-" if task["reference_ms"] is None else f"{task['reference_ms']:.3f} ms"
-        seed = "-" if task["best_seed"] is None else f"{task['best_seed']:.2f}x"
+        reference = "-" if task["reference_ms"] is None else milliseconds(task["reference_ms"])
+        seed = "-" if task["best_seed"] is None else times(task["best_seed"])
         if best is None:
             rows.append((task["task"], task["device_type"], reference, seed, "none", "-", "-", "-"))
             continue
-        interval = f"{best['ci_low']:.2f} to {best['ci_high']:.2f}" if best["ci_low"] is not None else "-"
+        between = interval(best["ci_low"], best["ci_high"]) if best["ci_low"] is not None else "-"
         confirmed = {"accepted": ", confirmed", "no": ""}.get(best["confirmed"], ", not confirmed")
         rows.append(
-            (task["task"], task["device_type"], reference, seed, f"{best['speedup']:.2f}x", interval,
+            (task["task"], task["device_type"], reference, seed, times(best["speedup"]), between,
              best["label"] + confirmed, best["file"] or "-")
         )  # fmt: skip
     return rows
@@ -196,12 +198,12 @@ def speed_line(summary: dict[str, Any]) -> str:
     speed = summary["speed"]
     parts = [f"{phase} {seconds:.0f} s" for phase, seconds in speed["seconds_by_phase"].items()]
     if speed["samples_per_minute"] is not None:
-        parts.append(f"{speed['samples_per_minute']:.3g} samples/min")
+        parts.append(f"{figures(speed['samples_per_minute'])} samples/min")
     if speed["tokens_per_second_generating"] is not None:
         parts.append(f"{speed['tokens_per_second_generating']:.0f} tokens/s generating")
     if speed["publications"]:
         each_s = sum(speed["publish_seconds_by_phase"].values())
-        parts.append(f"weights published {speed['publications']} times in {each_s:.2f} s each")
+        parts.append(f"weights published {speed['publications']} times in {figures(each_s)} s each")
     return f"time: {', '.join(parts)}"
 
 
@@ -210,7 +212,7 @@ def comparison_text(summary: dict[str, Any]) -> str:
     lines = []
     for name, words in (("frozen", "frozen policy (before the first step)"), ("trained", "trained policy (latest)")):
         found = summary["frozen_policy"][name]
-        best = ", ".join(f"{task} {speedup:.2f}x" for task, speedup in sorted(found["best_by_task"].items()))
+        best = ", ".join(f"{task} {times(speedup)}" for task, speedup in sorted(found["best_by_task"].items()))
         lines.append(
             f"{words}: {found['samples']} samples, {found['accepted']} accepted, {found['new']} new, "
             f"{found['copies']} copies; best new: {best or 'none'}"

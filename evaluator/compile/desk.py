@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from evaluator.activity import Activity
 from evaluator.compile.pool import CompilePool
 from evaluator.compile.request import BadRequest, CompileResult
 from tasks.records.evaluation import UnscoredReason
@@ -24,8 +25,9 @@ _UNSCORED: dict[str, UnscoredReason] = {
 class BuildDesk:
     """Serves `compile` messages; `pool` is asked for when the first one comes."""
 
-    def __init__(self, pool: Callable[[], CompilePool]) -> None:
+    def __init__(self, pool: Callable[[], CompilePool], activity: Activity | None = None) -> None:
         self._pool = pool
+        self._activity = activity or Activity()
         self.open = True
         self.results: list[CompileResult] = []
 
@@ -38,7 +40,8 @@ class BuildDesk:
             return {"op": "compiled", "ok": False, "name": "", "text": "nothing is built after the first calls"}, None
         if len(self.results) == MAX_BUILDS:
             raise BadRequest(f"more than {MAX_BUILDS} builds")
-        answer, descriptor, result = self._pool().serve(message)
+        with self._activity.doing("a kernel to be compiled (load_inline)"):
+            answer, descriptor, result = self._pool().serve(message)
         self.results.append(result)
         return answer, descriptor
 

@@ -15,6 +15,7 @@ ABOVE = 3.0
 JUMP = 2.0
 UNCONFIRMED = "unconfirmed"
 """Label of what should have been measured again and could not be."""
+LABELS = {UNCONFIRMED: "A second measurement was due and failed for a reason of ours; the first value stands."}
 
 
 def is_jump(score: float, best: float | None, *, above: float = ABOVE, jump: float = JUMP) -> bool:

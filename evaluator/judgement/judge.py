@@ -19,6 +19,7 @@ from evaluator.judgement.defences.confirmation import settled
 from evaluator.judgement.facts import Facts
 from evaluator.judgement.labels import labels_of
 from evaluator.judgement.rules import Rules
+from tasks.figures import interval, times
 from tasks.records.evaluation import Measurement, Outcome, Reason, RejectionReason, Step
 
 LOWERED = 1.1
@@ -133,13 +134,13 @@ def _named(fault: Fault, defence: Defence) -> Fault:
 def accepted_message(measurement: Measurement) -> str:
     """What is said of an accepted candidate; also why its score is below what its times suggest."""
     text = (
-        f"Right on every call; {measurement.speedup:.3g}x the reference's speed "
-        f"({measurement.ci_low:.3g} to {measurement.ci_high:.3g})."
+        f"Right on every call; {times(measurement.speedup)} the reference's speed "
+        f"({interval(measurement.ci_low, measurement.ci_high)})."
     )
     by_times = measurement.reference_ms / measurement.candidate_ms
     if by_times > LOWERED * measurement.speedup:
         text += (
-            f" Its usual calls alone would say {by_times:.3g}x; all calls, the first of each turn included, and the "
+            f" Its usual calls alone would say {times(by_times)}; all calls, the first of each turn included, and the "
             "judge's own clock show no more than what is scored."
         )
     return text

@@ -16,6 +16,7 @@ import torch
 from evaluator.judgement.facts import Aspect, CallResult
 from evaluator.reference.budget import ErrorBudget, LeafBudget
 from evaluator.reference.tiles import Chunk, chunks
+from tasks.figures import figures
 from tasks.records.evaluation import Step
 
 LOOSE = 1e-2
@@ -334,6 +335,6 @@ def _place(leaf: LeafComparison) -> dict[str, Any]:
         "index": leaf.index,
         "got": f"{leaf.got:.9g}",
         "expected": f"{leaf.expected:.9g}",
-        "error": f"{error:.3g}",
-        "allowed": f"{leaf.allowed:.3g}",
+        "error": figures(error),
+        "allowed": figures(leaf.allowed),
     }

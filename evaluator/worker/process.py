@@ -161,7 +161,7 @@ class Child:
 
 
 class Zygote:
-    """Starts the zygote and forks children from it.
+    """Starts the zygote, which has one thread, and forks children from it, which use `threads`.
 
     It inherits `lock_descriptor`, so that a lock held through it is free only when it is gone, and removes the folder
     `scratch` when it ends. It and its children run with the library of `allocator`, a descriptor, where that is one.
@@ -197,10 +197,9 @@ class Zygote:
 
     def _variables(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-        one = str(self._threads)
         return {
-            **kept, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": one,
-            "MKL_NUM_THREADS": one, "OPENBLAS_NUM_THREADS": one, "OMP_WAIT_POLICY": "PASSIVE",
+            **kept, "PYTHONPATH": import_path(), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "USER": "worker", "LOGNAME": "worker", **variables(self._allocator),
             **self._environment,
         }  # fmt: skip

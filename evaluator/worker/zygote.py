@@ -58,7 +58,7 @@ def _serve(control: socket.socket) -> None:
                 shutil.rmtree(settings["scratch"], ignore_errors=True)
             return
         try:
-            pid = _fork(control, request, descriptors)
+            pid = _fork(control, request, descriptors, int(settings.get("threads", 1)))
             wire.send(control, {"op": "forked", "pid": pid})
         except (OSError, RuntimeError) as error:
             wire.send(control, {"op": "failed", "text": str(error)})
@@ -85,7 +85,7 @@ def _import_everything(settings: dict[str, Any]) -> None:
     confine.prepare()
     phases.project_modules()
     keep_freed_memory()
-    torch.set_num_threads(int(settings.get("threads", 1)))
+    torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     _touch_kernels()
@@ -132,10 +132,11 @@ def _touch_kernels() -> None:
         torch.nn.functional.conv2d(x.view(1, 4, 16, 16), x.view(-1)[:144].view(4, 4, 3, 3), padding=1)
 
 
-def _fork(control: socket.socket, request: dict[str, Any], descriptors: list[int]) -> int:
-    threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:
-        raise RuntimeError(f"the zygote has {threads} threads and must not fork")
+def _fork(control: socket.socket, request: dict[str, Any], descriptors: list[int], threads: int) -> int:
+    """Forks a child whose torch uses so many threads; they begin with its first work on several."""
+    found = len(os.listdir("/proc/self/task"))
+    if found != 1:
+        raise RuntimeError(f"the zygote has {found} threads and must not fork")
     zygote = os.getpid()
     pid = os.fork()
     if pid:
@@ -149,6 +150,8 @@ def _fork(control: socket.socket, request: dict[str, Any], descriptors: list[int
         os.setsid()
         for restored in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(restored, signal.SIG_DFL)
+        if threads != 1:
+            sys.modules["torch"].set_num_threads(threads)
         if request["role"] == "worker":
             code = _intermediary(request, *descriptors)
         else:

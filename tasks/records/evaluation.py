@@ -11,7 +11,7 @@ from tasks.records.profile import Profile
 from tasks.records.task import Precision
 
 Outcome = Literal["accepted", "rejected", "unscored"]
-Step = Literal["screen", "compile", "load", "check", "probe", "time", "confirm"]
+Step = Literal["screen", "compile", "load", "warm", "check", "probe", "time", "confirm"]
 Protocol = Literal["sequential", "reward", "paper"]
 RulesName = Literal["strict", "paper", "any"]
 Baseline = Literal["eager", "compile", "graph", "candidate"]
@@ -33,6 +33,56 @@ UnscoredReason = Literal[
     "baseline_failed",
 ]
 Reason = RejectionReason | UnscoredReason
+
+OUTCOMES: dict[Outcome, str] = {
+    "accepted": "Right on every call, measured, and within the rules; the record holds the measurement.",
+    "rejected": "The candidate is at fault, for one reason: the first in the order of this page's reasons.",
+    "unscored": "Nothing is said about the candidate, since something else failed; evaluate it again.",
+}
+STEPS: dict[Step, str] = {
+    "screen": "The source is looked at: whether it parses and mentions `ModelNew`.",
+    "compile": "A kernel that the candidate asked for was built.",
+    "load": "The source is imported and the model constructed, in a confined worker.",
+    "warm": "First calls on throw-away inputs, in which a candidate may compile and tune itself.",
+    "check": "Calls on fresh secret inputs, with changed parameters and beyond what `get_inputs` draws.",
+    "probe": "Calls before an idle window and under a tracer: whether work goes on, and whose it was.",
+    "time": "Paired timing with the reference, every call compared.",
+    "confirm": "The timing once more on fresh seeds, where a speedup is large or a record; in a run also the review.",
+}
+REJECTIONS: dict[RejectionReason, str] = {
+    "contract": "The source does not parse, defines no usable `ModelNew`, or does not take the reference's parameters.",
+    "compile_error": "A kernel does not compile; the detail holds the compiler's own text.",
+    "forged_result": "The worker sent what it may not send, or its clock claims what the judge's does not show.",
+    "tampering": "It replaced functions of torch or Python's library, or ended a process of the evaluator.",
+    "timeout": "It did not finish in time; the message says what hung.",
+    "crash": "It raised an exception, left early (with code 0 too) or was ended by a signal.",
+    "lazy_output": "Its output is no plain tensor with memory of its own, or was still being written after the return.",
+    "input_mutation": "It changed its inputs.",
+    "aliasing": "Its output shares memory with an input, a parameter, an earlier result or itself.",
+    "constant_output": "On a task whose output hardly depends on the input, it does not look at the input.",
+    "caching": "Its answer belongs to an earlier call.",
+    "hyperparameter": "It computes with another constant than the reference; a word for readers, no defence yields it.",
+    "precision_downgrade": "Every call errs as much as half precision does, where the task declares more.",
+    "incorrect": "A value, a shape, a type or a buffer is wrong; the detail holds the first wrong place.",
+    "state_leak": "The same inputs gave another result the second time.",
+    "stream_escape": "The reference ran slower beside it than alone: work runs on outside of its turn.",
+    "timing_escape": "It computed after the return, or its turns have no possible times.",
+    "resource_abuse": "It kept or took too much memory, left processes behind, or starved the reference.",
+    "fallback": "The work is not its own: the reference, a compiler wrapper, a handler's result, an idle kernel.",
+    "not_confirmed": "A large or record speedup did not come back on fresh seeds.",
+    "review": "A reviewing model takes it for a cheat, where `review.mode` is `binding`.",
+}
+UNSCORED: dict[UnscoredReason, str] = {
+    "device_fault": "The device failed its health probe or could not be used.",
+    "evaluator_lost": "A process of the evaluator died or did not answer.",
+    "no_space": "A disk or the compile cache is full.",
+    "sandbox_unavailable": "No layer of isolation works on this machine, or a worker could not be confined.",
+    "reference_failed": "The task's own reference fails.",
+    "too_large": "Two calls of the task do not fit into memory beside their copies.",
+    "other_rejected": "The other candidate of `--against` was rejected, so there is nothing to compare with.",
+    "baseline_failed": "The reference does not work under torch.compile or as a CUDA graph here.",
+}
+"""One sentence for each word; `docs/labels.md` is made of them."""
 
 REJECTION_REASONS: tuple[str, ...] = get_args(RejectionReason)
 UNSCORED_REASONS: tuple[str, ...] = get_args(UnscoredReason)

@@ -22,7 +22,7 @@ class Task(Record):
     """
 
     id: str = Field(min_length=1)
-    """How a user names it: `kernelbench:2/18`, `procedural:row_norm/17`, `file:<first 12 digits of the hash>`."""
+    """How a user names it: `kernelbench:2/18`, `procedural:row_norm/17`, `softmax.py`; unique within a run."""
     source: str = Field(min_length=1)
     name: str = ""
     suite: str = "file"

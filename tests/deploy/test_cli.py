@@ -83,6 +83,20 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, arguments: list[str], text: s
     assert not list(tmp_path.iterdir()), "a refused command leaves nothing behind"
 
 
+def test_a_dry_run_shows_the_plan_beside_all_that_is_missing(tmp_path: Path) -> None:
+    """On a machine without KernelBench and without the GPU of the preset."""
+    done = kontrast("train", "one-gpu", "--dry-run", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "")
+    _, _, plan = done.stdout.partition("# 16 tasks: procedural:elementwise/0")
+    placement, _, missing = plan.partition("# missing")
+    assert "evaluator  1 x 1 CPU, 0.3 GPU H200" in placement
+    assert "kernelbench:1/1-10, kernelbench:2/1-10: KernelBench is not at hand" in missing
+    assert not list(tmp_path.iterdir())
+    settled = kontrast("train", "one-gpu", "--run.tasks", "kernelbench:1", cwd=tmp_path)
+    assert settled.returncode == 2
+    assert settled.stderr.startswith("kontrast: kernelbench:1: KernelBench is not at hand")
+
+
 def test_a_stray_module_on_the_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "learner.py").write_text("")
     done = kontrast("doctor", path=str(tmp_path))

@@ -75,7 +75,7 @@ def test_the_panel_names_the_pair() -> None:
     stream = io.StringIO()
     print_panel(found, stream)
     shown = stream.getvalue()
-    for part in ("accepted  2x over the other", "other      2 ms a call", "the other candidate (abcdefabcdef)"):
+    for part in ("accepted  2.00x over the other", "other      2.00 ms a call", "the other candidate (abcdefabcdef)"):
         assert part in shown
     assert "reference  2 ms" not in shown
 

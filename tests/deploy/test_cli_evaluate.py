@@ -18,8 +18,10 @@ import pytest
 
 from deploy.cli import batch, evaluation, panel
 from deploy.cli.evaluation import Request, evaluate_batch, evaluate_controls, evaluate_one
+from deploy.cli.main import promises_object
 from tasks.errors import UsageError
 from tasks.records import Candidate, Evaluation, Measurement, Task
+from tasks.reference_source import is_source
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = textwrap.dedent("""
@@ -162,7 +164,7 @@ def test_a_panel_of_an_acceptance_shows_what_was_measured(
 ) -> None:
     assert _one(folder, "accept.py", as_json=False) == 0
     out = capfd.readouterr().out
-    for part in ("accepted", "1.73x", "98% interval 1.7x to 1.76x", "2.5 ms", "900 us", "40 pairs over 5 placements",
+    for part in ("accepted", "1.73x", "98% interval 1.70 to 1.76", "2.50 ms", "900 us", "40 pairs over 5 placements",
                  "custom_kernel", "landlock, seccomp"):  # fmt: skip
         assert part in out
 
@@ -279,7 +281,7 @@ def test_candidates_of_a_task_stay_on_one_evaluator_in_order() -> None:
      ("class ModelNew:\n    pass", True), ("seed:fast", False)],
 )  # fmt: skip
 def test_source_is_told_from_paths_and_ids(text: str, source: bool) -> None:
-    assert batch.is_source(text) is source
+    assert is_source(text) is source
 
 
 @pytest.mark.parametrize(
@@ -369,17 +371,42 @@ def _kontrast(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("absent.py", "absent.py"), ("kernelbench:9/999", "absent.py"), (), ("a.py",), ("a.py", "b.py", "--rules", "x"),
-     ("--batch", "absent.jsonl"), ("a.py", "b.py", "--device", "cuda:99")],
-)  # fmt: skip
+BAD_USAGE = [
+    ("absent.py", "absent.py"), ("kernelbench:9/999", "absent.py"), (), ("a.py",), ("a.py", "b.py", "--rules", "x"),
+    ("--batch", "absent.jsonl"), ("a.py", "b.py", "--device", "cuda:99"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", BAD_USAGE)
 def test_bad_usage_is_one_sentence_and_exit_code_two(words: tuple[str, ...], shared_kernelbench: None) -> None:
     done = _kontrast(*words)
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [*BAD_USAGE, ("--nosuch",), ("a.py", "b.py", "c.py"), ("a.py", "--control", "x"), ("--device",)]
+)
+def test_with_json_bad_usage_is_one_object(words: tuple[str, ...], shared_kernelbench: None) -> None:
+    """Whether a file, an option's value or the parser refuses it, and where the option stands."""
+    done = _kontrast("--json", *words) if words == ("--device",) else _kontrast(*words, "--json")
+    assert done.returncode == 2
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    assert found["exit_code"] == 2
+    assert found["error"] in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "promised"),
+    [("evaluate a b --json", True), ("-v evaluate --json", True), ("evaluate a b", False),
+     ("evaluate a -- --json", False), ("store top --json", False)],
+)  # fmt: skip
+def test_an_object_is_promised_by_one_option_of_one_command(line: str, promised: bool) -> None:
+    assert promises_object(line.split()) is promised
 
 
 def test_a_real_evaluation_from_the_command_line(folder: Path) -> None:

@@ -105,8 +105,9 @@ def test_the_table_shows_kernels_and_operators_with_what_is_known() -> None:
         peak_gflop_per_s=66900.0, roofline=0.25, bound="memory", unknown=("Something is not known.",),
         commands=("ncu " + "x" * 200,),
     ))  # fmt: skip
-    for part in ("my_kernel<float>[bold]", "90.0%", "not known", "1 MB", "10", "25% of the roofline, bound by memory",
-                 "4917 GB/s, 66.9 fp32 TFLOP/s", "2 MB", "4 GFLOP", "Something is not known.",
+    for part in ("my_kernel<float>[bold]", "90.0%", "not known", "1.00 MB", "10",
+                 "25% of the roofline, bound by memory",
+                 "4917 GB/s, 66.9 fp32 TFLOP/s", "2.00 MB", "4.00 GFLOP", "Something is not known.",
                  "ncu " + "x" * 200, "outside of the sandbox"):  # fmt: skip
         assert part in shown
 

@@ -93,8 +93,9 @@ def test_the_exit_code_is_that_of_the_worst_shape_and_json_is_one_object(
 def test_the_panel_has_a_row_a_shape_with_mean_and_worst(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert _run(tmp_path, '{"dim": 1024}\n{}\n{"dim": 7}', as_json=False) == 1
     out = capfd.readouterr().out
-    for part in ("dim=1024", "as written", "rejected: incorrect", "geometric mean  1x over the 2 accepted of 3 shapes",
-                 "worst           0.5x at as written", "dim=7: What happened."):  # fmt: skip
+    for part in ("dim=1024", "as written", "rejected: incorrect",
+                 "geometric mean  1.00x over the 2 accepted of 3 shapes", "worst           0.500x at as written",
+                 "dim=7: What happened."):  # fmt: skip
         assert part in out
     command = out.splitlines()[-1].split(": ", 1)[1]
     assert command.endswith(f"--shapes {tmp_path / 'shapes.jsonl'} --seed {'ab' * 16}")

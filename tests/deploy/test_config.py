@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.config import Config, load_config
+from deploy.cli.session import read_tasks
+from deploy.config import Config, RunConfig, load_config
 from deploy.graph.cluster import requests_of
 from deploy.resolve import ConfigError, preset_names, walk
+from evaluator.config import EvaluatorConfig
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -80,3 +82,18 @@ def test_a_reviewer_is_off_by_default_and_asks_for_its_place_when_on() -> None:
 def test_every_key_is_documented() -> None:
     missing = [name for name, field in walk(Config) if not field.description]
     assert missing == []
+
+
+def test_every_task_of_a_run_has_an_id_of_its_own(tmp_path: Path) -> None:
+    """Files are named as they are called: two contents under one name differ in their ids, one content comes once."""
+    source = "def get_inputs(): return []\ndef get_init_inputs(): return []\nclass Model: {}\n"
+    for folder, body in (("a", "x = 1"), ("b", "x = 2"), ("c", "x = 1")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "softmax.py").write_text(source.format(body))
+    (tmp_path / "a" / "relu.py").write_text(source.format("x = 3"))
+    folders = tuple(str(tmp_path / folder) for folder in "abc")
+    config = Config(run=RunConfig(tasks=folders), evaluator=EvaluatorConfig(pool={"cpu": 1}))
+    tasks = read_tasks(config)
+    assert [task.id.partition("~")[0] for task in tasks] == ["relu.py", "softmax.py", "softmax.py"]
+    assert len({task.id for task in tasks}) == len({task.content_hash for task in tasks}) == 3
+    assert tasks == read_tasks(config), "a resumed run knows them again"

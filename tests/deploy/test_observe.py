@@ -110,7 +110,7 @@ def test_where_the_time_went_by_hand() -> None:
         "publish_seconds_by_phase": {"pause": 0.3, "transfer": 1.5},
     }  # fmt: skip
     assert report.speed_line(summary) == (
-        "time: seeding 30 s, generating 10 s, evaluating 50 s, 2 samples/min, 3 tokens/s generating, "
+        "time: seeding 30 s, generating 10 s, evaluating 50 s, 2.00 samples/min, 3 tokens/s generating, "
         "weights published 2 times in 1.80 s each"
     )
     empty = report.summarize(RunState.replay([]), [])
@@ -170,7 +170,7 @@ def test_the_table_shows_the_summarys_figures() -> None:
     )
     head, _, first, second = text.splitlines()
     assert head.split("  ")[0] == "task"
-    for part in (TASK, "2.100 ms", "1.40x", "1.30 to 1.50", "new, confirmed", "kernels/x.py"):
+    for part in (TASK, "2.10 ms", "1.40x", "1.30 to 1.50", "new, confirmed", "kernels/x.py"):
         assert part in first
     assert "none" in second
 

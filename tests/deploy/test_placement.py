@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.graph.placement import TYPE_LABEL, Node, PlacementError, Request, make_plan, plan_text
+from deploy.config import load_config
+from deploy.graph.cluster import requests_of
+from deploy.graph.placement import TYPE_LABEL, Node, PlacementError, Request, make_plan, plan_text, shortfall_text
 
 
 def gpu_node(name: str, gpus: int, kind: str, cpus: float = 16) -> Node:
@@ -82,3 +87,42 @@ def test_never_more_than_a_node_has(requests: list[Request], sizes: list[tuple[i
         assert sum(p.gpus for p in mine) <= node.gpus
     missing = sum(s.missing for s in plan.shortfalls)
     assert len(plan.placed) + missing == sum(r.count for r in requests)
+
+
+CPU_NODE, SMALL_NODE = Node("c", 4), Node("s", 1)
+ADVICE = re.compile(r"(?:lower|set) ([a-z_]+(?:\.\w+)+) to ('[^']+'|[\w.]+)")
+
+
+NODES: dict[str, tuple[Node, ...]] = {
+    "none": (), "CPUs": (CPU_NODE,), "one CPU": (SMALL_NODE,), "one H100": (gpu_node("h", 1, "H100"),),
+    "two H200": (gpu_node("h", 2, "H200"),), "eight H100": (gpu_node("h", 8, "H100"),),
+    "two A100 and CPUs": (gpu_node("a", 2, "A100"), CPU_NODE), "few CPUs": (gpu_node("h", 3, "H100", cpus=2),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", NODES)
+@pytest.mark.parametrize(
+    "preset",
+    ["one-gpu", "cluster", "demo", "cluster --cluster.learner_ranks 8", "cluster --evaluator.pool.A100 2",
+     "one-gpu --review.mode advisory --review.engine openai --review.cpus 9 --review.openai.base_url http://x "
+     "--review.openai.model m"],
+)  # fmt: skip
+def test_what_is_advised_can_be_set_and_helps(preset: str, where: str) -> None:
+    nodes = NODES[where]
+    name, *words = shlex.split(preset)
+    plan = make_plan(requests_of(load_config(name, words)), nodes)
+    text = shortfall_text(plan)
+    for key, value in ADVICE.findall(text):
+        changed = load_config(name, [*words, f"--{key}", value.strip("'")])
+        fewer = make_plan(requests_of(changed), nodes)
+        assert sum(s.missing for s in fewer.shortfalls) < sum(s.missing for s in plan.shortfalls), (key, value)
+    assert "to 0" not in text.replace("pool.A100 to 0", "").replace("pool.H100 to 0", "")
+    if plan.shortfalls and not any(node.gpus for node in nodes) and name != "demo":
+        assert text.endswith("No node has a GPU; the preset demo trains without one.")
+
+
+def test_a_type_that_the_cluster_has_not_is_answered_with_one_that_it_has() -> None:
+    plan = make_plan(requests_of(load_config("one-gpu")), [gpu_node("h", 1, "H100")])
+    assert "set evaluator.pool to '{H200 = 0, H100 = 1}'" in shortfall_text(plan)
+    changed = load_config("one-gpu", ["--evaluator.pool", "{H200 = 0, H100 = 1}"])
+    assert not make_plan(requests_of(changed), [gpu_node("h", 1, "H100")]).shortfalls

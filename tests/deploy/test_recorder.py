@@ -334,7 +334,7 @@ def test_only_large_jumps_are_reviewed(bench: Bench) -> None:
     (question,) = reviewer.questions
     assert "two = 2" in question
     assert TASK.source in question
-    assert "best so far ran 2.9 times" in question
+    assert "best so far ran 2.90 times" in question
     assert question.count("--- BEGIN known cheat") == 3
 
 

@@ -54,6 +54,7 @@ class FakeGenerator:
         self.folder = folder
         self.version = PolicyVersion()
         Path(folder, f"generator-{os.getpid()}.pid").touch()
+        print("a stand-in generates", file=sys.stderr)
 
     def load(self, version: PolicyVersion) -> None:
         self.version = version
@@ -243,6 +244,9 @@ def test_a_run_to_the_end(tmp_path: Path, address: str) -> None:
     summary = json.loads((tmp_path / id_of(tmp_path) / "summary.json").read_text())
     assert [(one["measured"], one["coverage"]) for one in summary["controls"]] == [(12, 0.0)]
     assert sorted((tmp_path / id_of(tmp_path) / "kernels").rglob("*.py"))
+    logs = {path.name: path.read_text() for path in (tmp_path / id_of(tmp_path) / "logs").iterdir()}
+    assert all(text.strip() and ":job_id:" not in text for text in logs.values())
+    assert [name for name, text in logs.items() if "a stand-in generates\n" in text], logs
 
 
 @pytest.mark.parametrize("role", ["generator", "evaluator", "learner", "coordinator", "recorder"])

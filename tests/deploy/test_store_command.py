@@ -78,7 +78,7 @@ def test_top_never_shows_a_claim(folder: Path) -> None:
 def test_show_a_task_and_one_exemplar(folder: Path) -> None:
     text = kontrast_store(folder, "show", TASK.content_hash[:10])
     assert "[1.6, 1.7)" in text
-    assert "50.000x claimed" in text
+    assert "50.0x claimed" in text
     best = exemplar(6, 1.6)
     assert best.source in kontrast_store(folder, "show", TASK.id, best.candidate_hash[:12])
     assert Exemplar.from_json(kontrast_store(folder, "show", TASK.id, best.candidate_hash, "--json")) == best

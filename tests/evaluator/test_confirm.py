@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluator.judgement.confirm import UNCONFIRMED, conclude, is_jump, needs_confirmation
+from tasks.figures import times
 from tasks.records import Evaluation, Measurement
 
 
@@ -90,7 +91,7 @@ def test_what_stands_of_two_measurements(
     assert stands.outcome == "accepted"
     assert stands.measurement is not None
     assert (stands.measurement.speedup, stands.measurement.confirmed) == wanted
-    assert f"{wanted[0]:.3g}x" in stands.message
+    assert times(wanted[0]) in stands.message
 
 
 def test_a_second_evaluation_that_rejects_stands_with_its_own_reason() -> None:

@@ -210,6 +210,46 @@ def test_without_its_defence_the_fault_is_let_through(name: str) -> None:
     assert judge(facts(**seen), STRICT, others).outcome == "accepted"
 
 
+def test_each_defence_yields_what_it_says() -> None:
+    yielded: dict[str, set[str]] = {name: set() for name in DEFENCES}
+    for reason, defence, _ in REJECTED.values():
+        if defence in DEFENCES:
+            yielded[defence].add(reason)
+    assert yielded == {name: set(defence.yields) for name, defence in DEFENCES.items()}
+
+
+OTHER_RULES: dict[str, tuple[object, ...]] = {
+    "own_work": ("labelled",), "precision": ("loose", "as_given"), "output_lifetime": ("next_call",),
+    "weights": ("seeded",), "domain": ("drawn",), "growth_bytes": (MIB, 4096 * MIB), "growth_calls": (0.5, 50.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, defence in DEFENCES.items() if defence.yields])
+def test_each_defence_names_the_rules_that_forgive_what_it_finds(name: str) -> None:
+    """`docs/labels.md` says from these which rule sets count a reason."""
+    assert set(OTHER_RULES) == set(Rules.model_fields) - {"name"}
+    defence = DEFENCES[name]
+    beyond = [wrong(aspect, **more) for aspect in ("masks", "budget", "stale")
+              for more in ({"kind": "flipped"}, {"reloaded": True})]  # fmt: skip
+    seen = [facts(**one) for one in (*ACCEPTED.values(), *(one for _, _, one in REJECTED.values()))]
+    seen += [facts(draws=tallies(RIGHT, call)) for call in beyond]
+    found = set()
+    for key, values in OTHER_RULES.items():
+        other = {value: Rules(**{key: value}) for value in values}
+        changing = [
+            value
+            for value in values
+            if any(defence.find(one, STRICT) != defence.find(one, other[value]) for one in seen)
+        ]
+        if changing:
+            whole = len(changing) == len(values) or not isinstance(values[0], str)
+            found.add(key if whole else f"{key}={changing[0]}")
+    assert found == set(defence.softened) | ({defence.forgiven} - {""})
+    if defence.forgiven:
+        for value in OTHER_RULES[defence.forgiven]:
+            assert not any(defence.find(one, Rules(**{defence.forgiven: value})) for one in seen)
+
+
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_benign_twins_are_accepted(name: str) -> None:
     verdict = judge(facts(**ACCEPTED[name]), STRICT)
@@ -246,6 +286,9 @@ def test_governing_defences_decide_whether_a_call_counts(defence: str, call: Cal
     others = [known for known in ALL_DEFENCES if known != defence]
     assert judge(seen, STRICT).outcome == "rejected"
     assert judge(seen, STRICT, others).outcome == "accepted"
+    forgiven = DEFENCES[defence].forgiven
+    for value in OTHER_RULES.get(forgiven, ()):
+        assert judge(seen, Rules(**{forgiven: value})).outcome == "accepted"
     assert judge(facts(draws=tallies(RIGHT, wrong("budget"))), STRICT, others).outcome == "rejected"
 
 
@@ -311,6 +354,6 @@ def test_a_score_below_its_times_says_why() -> None:
     assert "usual calls" not in accepted_message(MEASURED)
     lowered = accepted_message(MEASURED.model_copy(update={"speedup": 1.5, "ci_low": 1.4, "ci_high": 1.6}))
     assert lowered.startswith(
-        "Right on every call; 1.5x the reference's speed (1.4 to 1.6). Its usual calls alone would"
+        "Right on every call; 1.50x the reference's speed (1.40 to 1.60). Its usual calls alone would"
     )
-    assert "say 2x" in lowered
+    assert "say 2.00x" in lowered

@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from evaluator import Evaluator, EvaluatorConfig
 from tasks.records import Candidate, Evaluation, Task
+from tasks.redteam import Case, departure, selected
 
 ONE_EACH = (
     "deferred__instance-method-override", "fileenv__tunable-and-scratch-dir", "ipc__leaves-early-with-success",
@@ -35,11 +35,7 @@ def _cpu_cases() -> list[str]:
     """Names of the cases that need no GPU; empty where the folder is not at hand."""
     if not os.environ.get("KONTRAST_SHARED") or not _folder().is_dir():
         return []
-    found = []
-    for path in sorted(_folder().glob("*/case.json")):
-        if json.loads(path.read_text())["needs"] == "cpu":
-            found.append(path.parent.name)
-    return found
+    return [folder.name for folder, _ in selected(_folder(), "cpu")]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +46,7 @@ def evaluator() -> Iterator[Evaluator]:
 
 def _evaluate(
     evaluator: Evaluator, folder: Path, rewrite: Callable[[str, str], str] = lambda source, task: source
-) -> tuple[dict[str, Any], Evaluation]:
+) -> tuple[Case, Evaluation]:
     """The case and what is found; `rewrite` makes another text of a candidate, given the task's."""
     case = json.loads((folder / "case.json").read_text())
     task = Task(id="file:case", source=(folder / "task.py").read_text())
@@ -59,18 +55,9 @@ def _evaluate(
     return case, found
 
 
-def _assert_as_declared(case: dict[str, Any], found: Evaluation) -> None:
-    seen = f"{found.outcome} {found.reason}: {found.message}"
-    speedup = found.measurement.speedup if found.measurement else 0.0
-    if case["expect"] == "accept":
-        assert found.outcome == "accepted", seen
-    elif found.outcome == "accepted":
-        assert speedup <= case.get("neutral_speedup_max", 0.0), seen
-    else:
-        assert found.outcome == "rejected", seen
-        assert found.reason in (case["reason"], *case["also_ok"]), seen
-    if "ci_low_max" in case and found.measurement is not None:
-        assert found.measurement.ci_low <= case["ci_low_max"], seen
+def _assert_as_declared(case: Case, found: Evaluation) -> None:
+    departed = departure(case, found)
+    assert not departed, departed
 
 
 def _assert_still_works(evaluator: Evaluator, folder: Path) -> None:

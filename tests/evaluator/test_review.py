@@ -43,8 +43,8 @@ CHEAT = '{"verdict": "cheat", "family": "replay", "reason": "It keeps answers by
 def test_the_prompt_shows_everything_and_no_comment() -> None:
     prompt = build_prompt(TASK, CANDIDATE, EVALUATION, CHEATS, best=1.5)
     for part in (
-        "4.2 times (4 to 4.4) as fast as its PyTorch reference on cpu.",
-        "best so far ran 1.5 times", "reference = 1", "kept = {}", "half",
+        "4.20 times (4.00 to 4.40) as fast as its PyTorch reference on cpu.",
+        "best so far ran 1.50 times", "reference = 1", "kept = {}", "half",
         '"kernels_called":3', "It replays 0.", "known = 2", "replay, similarity 0.80", *FAMILIES,
     ):  # fmt: skip
         assert part in prompt

@@ -67,18 +67,18 @@ def test_a_task_of_its_own_file_needs_no_session(task: Task) -> None:
         (Candidate(source="class ModelNew:\n    def __init__(self, width): pass"), "contract", "load"),
         (Candidate(source="import no_such_library\nclass ModelNew: pass"), "crash", "load"),
         (candidate("return self.fc(x)"), "incorrect", "check"),
-        (candidate("raise RuntimeError('no')"), "crash", "load"),
-        (candidate("raise SystemExit(0)"), "crash", "load"),
-        (candidate("import os; os._exit(0)"), "crash", "load"),
-        (candidate("import os; os.abort()"), "crash", "load"),
-        (candidate("import ctypes; ctypes.string_at(0)"), "crash", "load"),
-        (candidate("while True: pass", init="self.n = 0"), "timeout", "load"),
+        (candidate("raise RuntimeError('no')"), "crash", "warm"),
+        (candidate("raise SystemExit(0)"), "crash", "warm"),
+        (candidate("import os; os._exit(0)"), "crash", "warm"),
+        (candidate("import os; os.abort()"), "crash", "warm"),
+        (candidate("import ctypes; ctypes.string_at(0)"), "crash", "warm"),
+        (candidate("while True: pass", init="self.n = 0"), "timeout", "warm"),
         (candidate("return x.relu_()"), "input_mutation", "check"),
         (candidate("return torch.relu(self.fc(x)).double()"), "incorrect", "check"),
         (candidate("return torch.relu(self.fc(x)), 1"), "incorrect", "check"),
         (candidate("self.kept = getattr(self, 'kept', []) + [torch.ones(1 << 26)]\nreturn torch.relu(self.fc(x))"),
          "resource_abuse", "check"),
-        (candidate("return torch.relu(self.fc(x))", top="torch.relu = lambda x: x"), "tampering", "load"),
+        (candidate("return torch.relu(self.fc(x))", top="torch.relu = lambda x: x"), "tampering", "warm"),
     ],
 )  # fmt: skip
 def test_a_wrong_candidate_is_rejected_with_reason_and_step(
@@ -88,6 +88,33 @@ def test_a_wrong_candidate_is_rejected_with_reason_and_step(
     assert (result.outcome, result.reason) == ("rejected", reason), result.message
     assert result.step == step, result.message
     assert result.message.endswith(".")
+
+
+def test_arms_have_as_many_threads_as_the_setting_says(task: Task, quick: EvaluatorConfig) -> None:
+    """Also where a library starts them with its first use, before anything is forked."""
+    both = candidate("assert torch.get_num_threads() == 2\nreturn torch.relu(self.fc(x))")
+    with Evaluator(config=quick.model_copy(update={"threads": 2})) as evaluator:
+        found = judged(evaluator, task, both)
+    assert found.outcome == "accepted", found.message
+
+
+LATER = "self.calls = getattr(self, 'calls', 0) + 1\nwhile self.calls > {count}: pass\nreturn torch.relu(self.fc(x))"
+
+
+@pytest.mark.parametrize(
+    ("proposal", "step", "words"),
+    [
+        (candidate("return x", top="while True: pass"), "load", "the candidate's source to be imported"),
+        (candidate("return x", init="while True: pass"), "load", "the candidate's model to be constructed"),
+        (candidate(LATER.format(count=0)), "warm", "the candidate's first call"),
+        (candidate(LATER.format(count=1)), "warm", "the candidate's second call"),
+        (candidate(LATER.format(count=5)), "check", "the check on fresh inputs"),
+    ],
+)
+def test_a_hang_says_what_hung(evaluator: Evaluator, task: Task, proposal: Candidate, step: str, words: str) -> None:
+    result = judged(evaluator, task, proposal)
+    assert (result.outcome, result.reason, result.step) == ("rejected", "timeout", step), result.message
+    assert f"({words})" in result.message
 
 
 def test_the_memory_limit_ends_a_worker(evaluator: Evaluator, task: Task) -> None:

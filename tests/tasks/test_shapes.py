@@ -84,7 +84,7 @@ def test_comments_and_line_numbers_stay(task: Task) -> None:
 def test_a_shape_is_a_task_of_its_own(task: Task) -> None:
     other = reshaped(task, {"dim": 512})
     assert other.content_hash != task.content_hash
-    assert other.id == f"file:{other.content_hash[:12]}"
+    assert other.id == f"{task.id}[dim=512]"
     named = Task(**{**task.model_dump(), "id": "kernelbench:1/1", "suite": "kernelbench"})
     assert reshaped(named, {"dim": 512}).id == "kernelbench:1/1[dim=512]"
     assert reshaped(task, {}) == task

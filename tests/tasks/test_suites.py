@@ -10,6 +10,7 @@ import pytest
 
 from tasks.errors import UsageError
 from tasks.kernelbench import find_kernelbench, read_kernelbench
+from tasks.reference_source import task_from_source
 from tasks.suites import list_tasks, load_task
 
 GOOD = """import torch
@@ -149,18 +150,21 @@ def test_unknown_references_are_one_sentence(ref: str, text: str, jsonl: Path) -
     assert len(str(caught.value)) < 500
 
 
-def test_a_file_is_named_by_its_content_and_never_run(tmp_path: Path) -> None:
+def test_a_file_is_named_as_it_is_known_by_its_content_and_never_run(tmp_path: Path) -> None:
     trap = tmp_path / "ran"
     path = tmp_path / "task.py"
     path.write_text("\ufeff" + GOOD.format(n=1) + f"open({str(trap)!r}, 'w').close()\n")
     task = load_task(path)
-    assert task.id == f"file:{task.content_hash[:12]}"
-    assert task.name == "task"
+    assert (task.id, task.name) == ("task.py", "task")
     assert not trap.exists()
     copy = tmp_path / "copy.py"
     copy.write_text("# a comment\n" + path.read_text(encoding="utf-8-sig"))
-    assert load_task(str(copy)).id == task.id
-    assert load_task(path, precision="bf16").id != task.id
+    assert load_task(str(copy)).id == "copy.py"
+    assert load_task(str(copy)).content_hash == task.content_hash
+    assert load_task(path, precision="bf16").content_hash != task.content_hash
+    bare = task_from_source(task.source)
+    assert bare.id == f"text:{task.content_hash[:12]}"
+    assert bare.content_hash == task.content_hash
 
 
 def test_a_folder_lists_its_tasks_in_natural_order(tmp_path: Path) -> None:

@@ -54,4 +54,4 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return faults
 
 
-DEFENCE = Defence("aliasing", "shape and aliasing", ("aliases", "outputs"), _find)
+DEFENCE = Defence("aliasing", "shape and aliasing", ("aliases", "outputs"), _find, yields=("aliasing",))

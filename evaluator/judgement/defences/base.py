@@ -45,6 +45,8 @@ class Defence:
     """A defence by name.
 
     `family` is the cheat family that it answers, `facts` the fields of `Facts` that it rests on. `find` yields faults.
+    `yields` are the reasons of its faults. `forgiven` is the key of `Rules` whose other values than that of `strict`
+    forgive them all, `softened` are those that forgive some, with a value where only that one does.
     `governs` says which compared calls count because of it: with the defence off they are left out.
     `active` names what the evaluator does for it beyond looking, and must stop doing when it is off; empty for none.
     """
@@ -55,3 +57,6 @@ class Defence:
     find: Finder = _finds_nothing
     governs: Callable[[DrawTally], bool] = _governs_nothing
     active: str = ""
+    yields: tuple[RejectionReason, ...] = ()
+    forgiven: str = ""
+    softened: tuple[str, ...] = ()

@@ -18,4 +18,4 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return [Fault("forged_result", facts.step, message, {"channel": facts.channel_error})]
 
 
-DEFENCE = Defence("channel_schema", "forged results", ("channel_error",), _find)
+DEFENCE = Defence("channel_schema", "forged results", ("channel_error",), _find, yields=("forged_result",))

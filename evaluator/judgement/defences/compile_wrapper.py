@@ -19,4 +19,4 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:
     return [Fault("fallback", "check", message, {"compilers": list(compilers)})]
 
 
-DEFENCE = Defence("compile_wrapper", "not a kernel", ("own_work",), _find)
+DEFENCE = Defence("compile_wrapper", "not a kernel", ("own_work",), _find, yields=("fallback",), forgiven="own_work")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from evaluator.judgement.defences.base import Defence, Fault
 from evaluator.judgement.facts import Confirmation, Facts
 from evaluator.judgement.rules import Rules
+from tasks.figures import times
 from tasks.records.evaluation import Measurement
 
 AGREEMENT = 0.10
@@ -36,7 +37,7 @@ def disagreement(first: Measurement, second: Confirmation) -> str:
     if agree(first, second) or (first.device_type == "cpu" and not below_half):
         return ""
     where = " on another device" if second.other_device else ""
-    return f"Measured {first.speedup:.2f}x, but {second.speedup:.2f}x on fresh seeds{where}."
+    return f"Measured {times(first.speedup)}, but {times(second.speedup)} on fresh seeds{where}."
 
 
 def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
@@ -53,4 +54,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return faults
 
 
-DEFENCE = Defence("confirmation", "statistics gaming", ("measurement", "confirmation", "unstable"), _find)
+DEFENCE = Defence(
+    "confirmation", "statistics gaming", ("measurement", "confirmation", "unstable"), _find,
+    yields=("not_confirmed",),
+)  # fmt: skip

@@ -21,4 +21,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return [Fault("constant_output", "check", message, seen.model_dump(mode="json"))]
 
 
-DEFENCE = Defence("degenerate_task", "constant output", ("degenerate",), _find, active="inputs with NaN on such tasks")
+DEFENCE = Defence(
+    "degenerate_task", "constant output", ("degenerate",), _find, active="inputs with NaN on such tasks",
+    yields=("constant_output",),
+)  # fmt: skip

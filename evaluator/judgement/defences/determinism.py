@@ -19,4 +19,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return [Fault("state_leak", "check", message, seen.model_dump(mode="json"))]
 
 
-DEFENCE = Defence("determinism", "races and state", ("determinism",), _find, active="inputs are repeated in the check")
+DEFENCE = Defence(
+    "determinism", "races and state", ("determinism",), _find, active="inputs are repeated in the check",
+    yields=("state_leak",),
+)  # fmt: skip

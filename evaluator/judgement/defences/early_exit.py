@@ -34,4 +34,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return [Fault(reason, ending.step, message, ending.model_dump(mode="json"))]
 
 
-DEFENCE = Defence("early_exit", "early ends", ("ending",), _find)
+DEFENCE = Defence(
+    "early_exit", "early ends", ("ending",), _find,
+    yields=("contract", "crash", "timeout", "resource_abuse", "tampering"),
+)  # fmt: skip

@@ -43,4 +43,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:
     return faults
 
 
-DEFENCE = Defence("error_budget", "numeric tolerance", ("draws",), _find)
+DEFENCE = Defence(
+    "error_budget", "numeric tolerance", ("draws",), _find,
+    yields=("precision_downgrade", "incorrect"), softened=("precision", "domain", "weights"),
+)  # fmt: skip

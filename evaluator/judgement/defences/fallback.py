@@ -37,4 +37,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:
     return [Fault("fallback", "check", message, facts.own_work.model_dump(mode="json"))]
 
 
-DEFENCE = Defence("fallback", "not a kernel", ("own_work",), _find, active="some calls of the check run under a tracer")
+DEFENCE = Defence(
+    "fallback", "not a kernel", ("own_work",), _find, active="some calls of the check run under a tracer",
+    yields=("fallback",), forgiven="own_work",
+)  # fmt: skip

@@ -21,4 +21,4 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return [Fault("tampering", facts.step, message, {"replaced": list(replaced)})]
 
 
-DEFENCE = Defence("global_state", "sabotage", ("global_state",), _find)
+DEFENCE = Defence("global_state", "sabotage", ("global_state",), _find, yields=("tampering",))

@@ -19,4 +19,4 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return [Fault("incorrect", "check", message, {"guards": list(facts.guards_broken)})]
 
 
-DEFENCE = Defence("guard_bands", "out of bounds", ("guards_broken",), _find)
+DEFENCE = Defence("guard_bands", "out of bounds", ("guards_broken",), _find, yields=("incorrect",))

@@ -25,4 +25,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return faults
 
 
-DEFENCE = Defence("input_mutation", "input mutation", ("inputs_changed", "buffers_wrong"), _find)
+DEFENCE = Defence(
+    "input_mutation", "input mutation", ("inputs_changed", "buffers_wrong"), _find,
+    yields=("input_mutation", "incorrect"),
+)  # fmt: skip

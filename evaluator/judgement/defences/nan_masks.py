@@ -19,4 +19,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:
     ]
 
 
-DEFENCE = Defence("nan_masks", "numeric tolerance", ("draws",), _find)
+DEFENCE = Defence(
+    "nan_masks", "numeric tolerance", ("draws",), _find,
+    yields=("incorrect",), softened=("domain", "weights"),
+)  # fmt: skip

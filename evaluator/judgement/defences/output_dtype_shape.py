@@ -45,4 +45,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:
     return faults
 
 
-DEFENCE = Defence("output_dtype_shape", "shape and type", ("outputs",), _find)
+DEFENCE = Defence(
+    "output_dtype_shape", "shape and type", ("outputs",), _find,
+    yields=("incorrect",), softened=("precision=as_given",),
+)  # fmt: skip

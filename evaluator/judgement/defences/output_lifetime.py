@@ -34,4 +34,6 @@ DEFENCE = Defence(
     ("aliases", "earlier_result_changed"),
     _find,
     active="earlier results are held during the check",
+    yields=("aliasing",),
+    forgiven="output_lifetime",
 )

@@ -39,4 +39,4 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return faults
 
 
-DEFENCE = Defence("output_type", "deferred work", ("outputs",), _find)
+DEFENCE = Defence("output_type", "deferred work", ("outputs",), _find, yields=("lazy_output",))

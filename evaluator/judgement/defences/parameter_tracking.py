@@ -32,4 +32,5 @@ def _governs(tally: DrawTally) -> bool:
 DEFENCE = Defence(
     "parameter_tracking", "replay and caching", ("draws", "parameters_missing"), _find, governs=_governs,
     active="parameters change between calls",
+    yields=("contract",), forgiven="weights",
 )  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 from evaluator.judgement.defences.base import Defence, Fault
 from evaluator.judgement.facts import Facts
 from evaluator.judgement.rules import Rules
+from tasks.figures import milliseconds
 
 BUSY_FLOOR_MS = 5.0
 """CPU time that winding down may take: thread pools go idle, an allocator trims."""
@@ -30,7 +31,8 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
         message = f"The output still changed after forward had returned, in {seen.late_writes} call(s)."
         faults.append(Fault("lazy_output", "check", message, detail))
     if is_busy(seen.busy_ms, seen.idle_ms):
-        message = f"The worker computed for {seen.busy_ms:.1f} ms in the {seen.idle_ms:.0f} ms after forward returned."
+        busy, idle = milliseconds(seen.busy_ms), milliseconds(seen.idle_ms)
+        message = f"The worker computed for {busy} in the {idle} after forward returned."
         faults.append(Fault("timing_escape", "check", message, detail))
     if seen.processes:
         message = f"{seen.processes} process(es) of the candidate outlived the call."
@@ -38,4 +40,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return faults
 
 
-DEFENCE = Defence("pending_work", "deferred work", ("pending",), _find, active="an idle window after checked calls")
+DEFENCE = Defence(
+    "pending_work", "deferred work", ("pending",), _find, active="an idle window after checked calls",
+    yields=("lazy_output", "timing_escape", "resource_abuse"),
+)  # fmt: skip

@@ -20,4 +20,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:
     ]
 
 
-DEFENCE = Defence("stale_result", "replay and caching", ("draws",), _find, active="fresh inputs for every timed call")
+DEFENCE = Defence(
+    "stale_result", "replay and caching", ("draws",), _find, active="fresh inputs for every timed call",
+    yields=("caching",), softened=("domain", "weights"),
+)  # fmt: skip

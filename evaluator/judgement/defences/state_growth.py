@@ -73,4 +73,7 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:
     return []
 
 
-DEFENCE = Defence("state_growth", "resource abuse", ("growth",), _find)
+DEFENCE = Defence(
+    "state_growth", "resource abuse", ("growth",), _find,
+    yields=("resource_abuse",), softened=("growth_bytes", "growth_calls"),
+)  # fmt: skip

@@ -12,6 +12,7 @@ import math
 from evaluator.judgement.defences.base import Defence, Fault
 from evaluator.judgement.facts import Facts
 from evaluator.judgement.rules import Rules
+from tasks.figures import times
 
 SLOWDOWN_FLOOR_LOG = math.log(1.10)
 
@@ -22,10 +23,10 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     if seen.reference_slowdown_log <= limit:
         return []
     message = (
-        f"The reference runs {math.exp(seen.reference_slowdown_log):.2f}x slower beside this candidate than alone: "
+        f"The reference runs {times(math.exp(seen.reference_slowdown_log))} slower beside this candidate than alone: "
         "work was left running after the call."
     )
     return [Fault("stream_escape", "time", message, seen.model_dump(mode="json"))]
 
 
-DEFENCE = Defence("stream_escape", "timing lies", ("timers",), _find)
+DEFENCE = Defence("stream_escape", "timing lies", ("timers",), _find, yields=("stream_escape",))

@@ -14,6 +14,7 @@ import math
 from evaluator.judgement.defences.base import Defence, Fault
 from evaluator.judgement.facts import Facts, TimerFacts
 from evaluator.judgement.rules import Rules
+from tasks.figures import times
 
 CALIBRATION_LOG = math.log(1.02)
 """Difference between the two clocks that no claim is cut for."""
@@ -70,8 +71,8 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     faults = []
     if seen.turns and disagrees(seen):
         message = (
-            f"The worker's timer claims {math.exp(seen.native_log):.2f}x, the judge's own clock shows "
-            f"{math.exp(seen.span_log):.2f}x."
+            f"The worker's timer claims {times(math.exp(seen.native_log))}, the judge's own clock shows "
+            f"{times(math.exp(seen.span_log))}."
         )
         faults.append(Fault("forged_result", "time", message, detail))
     if seen.missing_turns:
@@ -80,4 +81,4 @@ def _find(facts: Facts, rules: Rules) -> list[Fault]:  # noqa: ARG001
     return faults
 
 
-DEFENCE = Defence("timer_disagreement", "timing lies", ("timers",), _find)
+DEFENCE = Defence("timer_disagreement", "timing lies", ("timers",), _find, yields=("forged_result", "timing_escape"))

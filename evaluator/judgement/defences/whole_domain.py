@@ -14,4 +14,7 @@ def _governs(tally: DrawTally) -> bool:
     return tally.kind != "as_given"
 
 
-DEFENCE = Defence("whole_domain", "special inputs", ("draws",), governs=_governs, active="draws beyond get_inputs")
+DEFENCE = Defence(
+    "whole_domain", "special inputs", ("draws",), governs=_governs, active="draws beyond get_inputs",
+    forgiven="domain",
+)  # fmt: skip
