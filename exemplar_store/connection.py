@@ -13,7 +13,7 @@ from functools import cache
 from hashlib import sha1
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from exemplar_store.config import StoreConfig
@@ -165,10 +165,14 @@ def connect(location: str | Path, config: StoreConfig) -> Connection:
         url, place = server.url, text
     try:
         connection = Connection(_client(url, config), place, server)
-        _check_server(connection)
         if server is None and _is_cluster(connection):
             connection.close()
-            connection = Connection(_cluster_client(url, config), place)
+            client = _cluster_client(url, config)
+            connection = Connection(client, place)
+            for node in client.get_primaries():
+                _check_server(Connection(client.get_redis_connection(node), f"{place} (node {node.name})"))
+        else:
+            _check_server(connection)
     except BaseException:
         if server is not None:
             server.stop()
@@ -204,20 +208,57 @@ def _client(url: str, config: StoreConfig) -> Any:
         raise StoreUsageError(f"{_without_password(url)} is not a valid URL of a store: {error}") from error
 
 
-def _sentinel_client(url: str, config: StoreConfig) -> Any:
-    """`redis+sentinel://[user:password@]host:port,host:port/service[/database]`."""
-    from redis.sentinel import Sentinel
+class SentinelPlace(NamedTuple):
+    """What a `redis+sentinel://` URL says."""
+
+    addresses: list[tuple[str, int]]
+    service: str
+    sentinel_options: dict[str, Any]
+    """For connections to the sentinels."""
+    master_options: dict[str, Any]
+    """For connections to the master."""
+
+
+def read_sentinel_url(url: str) -> SentinelPlace:
+    """`redis+sentinel://[user:password@]host:port,host:port/service[/database][?option=value&...]`.
+
+    User, password and options are the master's, as in a `redis://` URL; `sentinel_username` and `sentinel_password`
+    among the options are for sentinels that ask for them too. With `rediss` both are spoken to over TLS. Raises
+    ValueError.
+    """
+    from redis.connection import parse_url
 
     parts = urlsplit(url)
-    credentials, _, hosts = parts.netloc.rpartition("@")
+    credentials, at, hosts = parts.netloc.rpartition("@")
     service, _, database = parts.path.strip("/").partition("/")
     if not service:
         raise ValueError("the path must name the master, as in redis+sentinel://host:26379/mymaster")
-    addresses = [(host, int(port or 26379)) for host, _, port in (entry.partition(":") for entry in hosts.split(","))]
-    user, _, password = credentials.partition(":")
-    options = _options(config) | {"ssl": True} if parts.scheme.startswith("rediss") else _options(config)
-    sentinel = Sentinel(addresses, sentinel_kwargs={"socket_timeout": config.connect_timeout_s}, **options)
-    return sentinel.master_for(service, db=int(database or 0), username=user or None, password=password or None)
+    addresses = []
+    for entry in hosts.split(","):
+        one = urlsplit(f"//{entry}")
+        if not one.hostname:
+            raise ValueError(f"{entry!r} is not host:port")
+        addresses.append((one.hostname, one.port or 26379))
+    scheme = parts.scheme.removesuffix("+sentinel")
+    master = dict(parse_url(f"{scheme}://{credentials}{at}master/{database}?{parts.query}"))
+    for name in ("host", "connection_class"):
+        master.pop(name, None)
+    sentinel = {
+        name: master.pop(f"sentinel_{name}") for name in ("username", "password") if f"sentinel_{name}" in master
+    }
+    if scheme == "rediss":
+        sentinel |= {name: value for name, value in master.items() if name.startswith("ssl_")} | {"ssl": True}
+        master["ssl"] = True
+    return SentinelPlace(addresses, service, sentinel, master)
+
+
+def _sentinel_client(url: str, config: StoreConfig) -> Any:
+    from redis.sentinel import Sentinel
+
+    place = read_sentinel_url(url)
+    timeouts = {"socket_timeout": config.connect_timeout_s, "socket_connect_timeout": config.connect_timeout_s}
+    sentinel = Sentinel(place.addresses, sentinel_kwargs=timeouts | place.sentinel_options)
+    return sentinel.master_for(place.service, **(_options(config) | place.master_options))
 
 
 def _cluster_client(url: str, config: StoreConfig) -> Any:
@@ -262,6 +303,5 @@ def _check_server(connection: Connection) -> None:
 def _without_password(url: str) -> str:
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
-    if not at:
-        return url.split("?")[0]
-    return f"{parts.scheme}://{credentials.split(':')[0]}{at}{hosts}{parts.path}"
+    user = credentials.split(":")[0]
+    return f"{parts.scheme}://{user}{at if user else ''}{hosts}{parts.path}"

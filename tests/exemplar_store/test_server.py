@@ -22,8 +22,9 @@ from exemplar_store.server import LOCK_FILE, MAX_SOCKET_PATH, find_server_binary
 TASK = "a" * 64
 REPOSITORY = Path(__file__).resolve().parents[2]
 OWNER = """
-import sys, time
-from exemplar_store import EmbeddedServer
+import pathlib, sys, time
+from exemplar_store import EmbeddedServer, server
+server.find_server_binary = lambda: pathlib.Path(sys.argv[2])
 server = EmbeddedServer(sys.argv[1]).start()
 print(server.pid, server.url, flush=True)
 time.sleep(600)
@@ -55,8 +56,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
 
 def start_owner(folder: Path) -> tuple[subprocess.Popen[str], int]:
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(folder)], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        [sys.executable, "-c", OWNER, str(folder), str(server_module.find_server_binary())], text=True,
+        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip
     assert owner.stdout is not None
     return owner, int(owner.stdout.readline().split()[0])
@@ -188,7 +189,7 @@ def test_a_path_too_long_for_a_socket_still_works(folder: Path) -> None:
 def test_a_broken_data_file_is_an_error_in_the_servers_words(folder: Path, make_exemplar: Callable) -> None:
     with ExemplarStore.connect(folder) as store:
         store.insert(make_exemplar(1))
-    (damaged,) = (folder / "appendonlydir").glob("*.incr.aof")
+    (damaged,) = [*folder.glob("appendonlydir/*.incr.aof"), *folder.glob("appendonly.aof")]
     damaged.write_bytes(b"*garbage\r\n" + damaged.read_bytes())
     with pytest.raises(StoreError, match=r"did not start: .*(AOF|format)") as caught:
         ExemplarStore.connect(folder)
@@ -253,12 +254,9 @@ def test_a_full_disk_stops_intake_in_the_servers_words(
     assert accepted > 100
 
 
-def test_an_old_server_never_shows_a_newer_ones_folder_as_empty(
-    folder: Path, make_exemplar: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Redis 6 keeps its file elsewhere than later servers and would begin a new one."""
-    with ExemplarStore.connect(folder) as store:
-        store.insert(make_exemplar(1))
+def test_an_old_server_never_shows_a_newer_ones_folder_as_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis 6 keeps its file elsewhere than later servers, which have a folder for it, and would begin a new one."""
+    (folder / "appendonlydir").mkdir()
     old = folder / "redis-server"
     old.write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=0:0 malloc=libc bits=64'\n")
     old.chmod(0o700)
