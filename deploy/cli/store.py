@@ -206,7 +206,7 @@ def verify(
     with _opened(store, namespace) as opened:
         from exemplar_store.verify import verify as recount
 
-        verdict = recount(opened, sources=sources)
+        verdict = recount(opened, sources=sources, progress=_Progress("exemplars recounted"))
     for problem in verdict.problems:
         typer.echo(problem)
     typer.echo(verdict.summary())

@@ -194,7 +194,7 @@ def test_a_store_goes_on_with_the_master_that_sentinel_promotes(nodes: Nodes, ma
     """With passwords on the servers and on the sentinel, as in use; the replica has what the dead master had."""
     secret = ("--requirepass", "open:sesame", "--masterauth", "open:sesame")
     master = nodes.start(*secret)
-    replica = nodes.start("--replicaof", f"127.0.0.1 {master}", *secret)
+    replica = nodes.start("--replicaof", "127.0.0.1", str(master), *secret)
     sentinel = nodes.start_sentinel(
         master, "sentinel auth-pass main open:sesame", "sentinel down-after-milliseconds main 300",
         "sentinel failover-timeout main 2000", "requirepass watch",

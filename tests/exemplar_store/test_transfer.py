@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -202,6 +206,12 @@ def test_verify_finds_a_sound_store_sound(filled: ExemplarStore) -> None:
         (lambda s, k, i: s.call("ZADD", k("scores:cpu|fp32|sequential"), 77, i), "has score 77.0"),
         (lambda s, k, i: s.call("HSET", k("exemplars:cpu|fp32|sequential"), i, "junk"), "cannot be read"),
         (lambda s, k, i: s.call("HSET", k("evaluations:cpu|fp32|sequential"), i, "junk"), "cannot be read"),
+        (lambda s, k, i: s.call("HSET", k("islands:cpu|fp32|sequential"), "f" * 32, ",1,"), "on an island and has no"),
+        (lambda s, k, i: s.call("HSET", k("pins"), f"cpu|fp32|sequential|{i}", 1), "counts 1 owners of pins and has 0"),
+        (lambda s, k, i: s.call("HSET", k("pins"), f"me|cpu|fp32|sequential|{i}", 1), "counts 0 owners of pins and ha"),
+        (lambda s, k, i: s.calls([("HSET", k("pins"), f"me|cpu|fp32|sequential|{'f' * 32}", 1),
+                                  ("HSET", k("pins"), f"cpu|fp32|sequential|{'f' * 32}", 1)]), "pinned and has no"),
+        (lambda s, k, i: s.call("HSET", k("group:run:p"), "size", 2), "is complete and not in the outbox"),
         (lambda s, k, i: s.call("HINCRBY", k("group:run:p"), "left", 1), "counts 3 samples and holds 2"),
         (lambda s, k, i: s.call("SADD", k("outbox:run"), "p"), "waits in the outbox and is not complete"),
         (lambda s, k, i: s.call("HINCRBY", k("ledger:run"), "accepted", 5), "more than were dispatched"),
@@ -216,6 +226,48 @@ def test_verify_finds_each_kind_of_damage(
     assert not verdict.consistent
     assert any(words in problem for problem in verdict.problems), verdict.problems
     assert verdict.summary().endswith("differences")
+
+
+def test_thirty_two_clients_leave_every_index_right(
+    open_store: Callable[..., ExemplarStore], make_exemplar: Callable
+) -> None:
+    """12 insert under caps, 8 measure anew, 6 prune, 4 pin and let go, 2 recount all the while and find no difference.
+
+    The 20 exemplars pinned before are there in the end, however low they stand in their buckets.
+    """
+    stores = [open_store(caps={"best": 4, "newest": 4, "random": 4}) for _ in range(32)]
+    pinned = [make_exemplar(number, 1.0 + number % 5 / 10) for number in range(20)]
+    stores[0].insert_many(pinned)
+    assert pin(stores[0], "report:run", pinned) == 20
+    going = threading.Barrier(32)
+
+    def work(client: int) -> list[str]:
+        store, rng, problems = stores[client], Random(client), []
+        going.wait()
+        for turn in range(30):
+            number = rng.randrange(20, 200)
+            exemplar = make_exemplar(number, 1.0 + rng.random() / 2)
+            if client < 12:
+                store.insert_many([exemplar, make_exemplar(number + 1, 1.0 + rng.random() / 2)])
+            elif client < 20:
+                store.insert(exemplar, replace=True)
+            elif client < 26:
+                prune(store, BucketCaps(best=2, newest=2, random=2))
+            elif client < 30:
+                with contextlib.suppress(StoreUsageError):  # it has been pruned
+                    pin(store, f"checkpoint:{client}", [exemplar])
+                if turn % 10 == 9:
+                    unpin(store, f"checkpoint:{client}")
+            else:
+                problems += verify(store).problems
+        return problems
+
+    with ThreadPoolExecutor(32) as clients:
+        assert list(clients.map(work, range(32))) == [[]] * 32
+    assert verify(stores[0], sources=True).problems == []
+    left = {exemplar.candidate_hash for exemplar in stores[0].top(TASK, "cpu", 999)}
+    assert left >= {exemplar.candidate_hash for exemplar in pinned}
+    assert len(left) < 200
 
 
 def test_pruning_keeps_best_newest_and_pinned(store: ExemplarStore, make_exemplar: Callable) -> None:
