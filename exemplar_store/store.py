@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import islice
@@ -323,11 +323,7 @@ class ExemplarStore:
         flat = self.connection.script("open_store", [self.keys.store("meta")], arguments)
         stands = {flat[at].decode(): flat[at + 1].decode() for at in range(0, len(flat), 2)}
         place = self.connection.place
-        if stands.get("schema") != ours["schema"]:
-            raise UnknownSchema(
-                f"the store at {place} has schema {stands.get('schema')} and this version reads {SCHEMA_VERSION}: open "
-                f"it with kontrast {stands.get('made_by', '')} and export it, or use another folder or namespace"
-            )
+        schema = _known_schema(stands, place)
         if adopt:
             scale: Any = stands["bucket_scale"]
             self.bucketing = Bucketing(scale, float(stands["bucket_width"]))
@@ -337,6 +333,23 @@ class ExemplarStore:
                 f"configuration asks for {ours['bucket_scale']} ones of {ours['bucket_width']}: set "
                 "store.bucket_scale and store.bucket_width to the store's, or use another namespace"
             )
+        if schema < SCHEMA_VERSION:
+            from exemplar_store.migrations import migrate
+
+            migrate(self, schema)
+
+
+def _known_schema(stands: Mapping[str, str], place: str) -> int:
+    """The schema of a store that this version reads or migrates; raises UnknownSchema for any other."""
+    from exemplar_store.migrations import STEPS
+
+    schema = stands.get("schema", "none")
+    if schema.isdecimal() and int(schema) in (*STEPS, SCHEMA_VERSION):
+        return int(schema)
+    raise UnknownSchema(
+        f"the store at {place} has schema {schema} and this version reads {SCHEMA_VERSION}: open it with kontrast "
+        f"{stands.get('made_by', 'of another version')} and export it, or use another folder or namespace"
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -25,12 +25,14 @@ from exemplar_store.errors import StoreUsageError
 from exemplar_store.filed import CacheKey, Claim, FiledEvaluation
 from exemplar_store.foreign import UNKNOWN_DEVICE, is_cuda_l1, is_kernelbench_run, read_cuda_l1, read_kernelbench_run
 from exemplar_store.hacking_cases import HackingCase, HackingCases
-from exemplar_store.keys import SCHEMA_VERSION, Shelf, exemplar_id
+from exemplar_store.keys import Shelf, exemplar_id
 from exemplar_store.store import ExemplarStore
 from tasks.records import Exemplar, Task
 from tasks.records.base import Record, stable_json
 
 FORMAT = "kontrast-store"
+LINE_SCHEMA = 1
+"""Version of the lines; the store's own layout has another."""
 LINES_PER_MARK = 1024
 """Lines filed before the place is marked at which an interrupted import goes on."""
 Progress = Callable[[int], None]
@@ -76,7 +78,7 @@ def export_lines(store: ExemplarStore, *, after: Place | None = None, with_cases
 
 def _line(kind: str, record: Record) -> str:
     return stable_json(
-        {"format": FORMAT, "schema": SCHEMA_VERSION, "kind": kind, "record": record.model_dump(mode="json")}
+        {"format": FORMAT, "schema": LINE_SCHEMA, "kind": kind, "record": record.model_dump(mode="json")}
     )
 
 
@@ -202,9 +204,10 @@ def _read_line(value: Any, where: str) -> Item | HackingCase:
     """The record of one line of an export."""
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise StoreUsageError(f"{where}, is neither a line of an export nor one of CUDA-L1's release")
-    if value.get("schema") != SCHEMA_VERSION:
+    if value.get("schema") != LINE_SCHEMA:
         raise StoreUsageError(
-            f"{where}, has schema {value.get('schema')} and this version reads {SCHEMA_VERSION}: export it again"
+            f"{where}, has schema {value.get('schema')} and this version reads {LINE_SCHEMA}: import it with the "
+            "version that exported it, and export it with this one"
         )
     kinds: dict[str, type[Record]] = {"task": Task, "exemplar": Exemplar, "evaluation": FiledEvaluation, "claim": Claim}
     kind = value.get("kind")

@@ -103,8 +103,8 @@ class _Moment:
             yield f"exemplar {gone.decode()} is on an island and has no record"
         counts: dict[int, list[int]] = {}
         for head in filter(None, self.filed.values()):
-            _, bucket, micro = head.split(b"|")
-            total = counts.setdefault(int(bucket), [0, 0])
+            _, index, micro = head.split(b"|")
+            total = counts.setdefault(int(index), [0, 0])
             total[0] += 1
             total[1] += int(micro)
         stand = {

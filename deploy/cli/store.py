@@ -180,15 +180,25 @@ def prune(
     old_evaluations: Annotated[
         bool, typer.Option("--old-evaluations", help="Remove evaluations by other versions of the evaluator.")
     ] = False,
+    forget: Annotated[
+        str, typer.Option(metavar="RUN", help="First let go of what this run's report shows: it may be pruned then.")
+    ] = "",
     namespace: Namespace = "kontrast",
 ) -> None:
-    """Cut every bucket to its best, its newest and a random sample; what a checkpoint or report refers to stays."""
-    if not (best or newest or random or old_evaluations):
-        raise UsageError("nothing to prune: give at least one of --best, --newest, --random, --old-evaluations")
+    """Cut every bucket to its best, its newest and a random sample.
+
+    What a run's report shows and what a group shows that a checkpoint leaves to be replayed stays.
+    """
+    if not (best or newest or random or old_evaluations or forget):
+        raise UsageError(
+            "nothing to prune: give at least one of --best, --newest, --random, --old-evaluations, --forget"
+        )
     with _opened(store, namespace) as opened:
         from exemplar_store import pruning
         from exemplar_store.config import BucketCaps
 
+        if forget:
+            typer.echo(f"{pruning.unpin(opened, pruning.owner_of_run(forget)):,} exemplars no longer held by {forget}")
         if best or newest or random:
             removed = pruning.prune(opened, BucketCaps(best=best, newest=newest, random=random))
             typer.echo(f"{removed:,} exemplars removed")

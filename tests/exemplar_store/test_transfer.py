@@ -18,7 +18,7 @@ from exemplar_store.contents import stats
 from exemplar_store.errors import StoreUsageError
 from exemplar_store.hacking_cases import HackingCases
 from exemplar_store.keys import Shelf
-from exemplar_store.pruning import pin, prune, prune_evaluations, unpin
+from exemplar_store.pruning import owner_of_run, pin, prune, prune_evaluations, unpin
 from exemplar_store.transfer import LINES_PER_MARK, export_file, import_path
 from exemplar_store.verify import verify
 from tasks.records import Task
@@ -290,6 +290,45 @@ def test_pruning_keeps_best_newest_and_pinned(store: ExemplarStore, make_exempla
         pin(store, "x", exemplars[20:21])
     with pytest.raises(StoreUsageError, match="at least one cap"):
         prune(store, BucketCaps())
+
+
+def test_what_a_report_shows_and_a_checkpoint_replays_is_never_pruned(
+    open_store: Callable[..., ExemplarStore], make_exemplar: Callable, make_prompt: Callable, make_scored: Callable,
+    exemplar_of: Callable,
+) -> None:  # fmt: skip
+    """One bucket of 20. The run's samples have 1.55 and then 1.54: its report shows the first. A group that shows two
+    slow ones waits for a checkpoint, another is open; when both are acked or gone, pruning takes what they showed.
+    """
+    store = open_store(caps={"newest": 2})
+    shown = [make_exemplar(number, 1.501 + number / 1000) for number in range(2)]
+    others = [make_exemplar(number, 1.52 + number / 1000) for number in range(2, 18)]
+    unlimited = open_store()
+    unlimited.insert_many(shown + others)
+    run = RunStream(unlimited, "run")
+    for index, exemplar in enumerate(shown):
+        prompt = make_prompt(f"p{index}").model_copy(update={"exemplar_hashes": (exemplar.candidate_hash,)})
+        run.open_group(prompt, 2 + index)
+    for index, speedup in enumerate((1.55, 1.54)):
+        scored = make_scored("p0", index, speedup=speedup)
+        run.record(scored, exemplar_of(scored))
+    run.relay()
+
+    def left() -> list[float]:
+        return sorted(round(exemplar.speedup, 3) for exemplar in store.top(TASK, "cpu", 99))
+
+    prune(store, BucketCaps(newest=1))
+    assert left() == [1.501, 1.502, 1.54, 1.55], "the newest, the run's best, and what both groups show"
+    run.fence("learner")
+    run.ack([entry for entry, _ in run.read_scored("learner", 9, 0)])
+    prune(store, BucketCaps(newest=1))
+    assert left() == [1.502, 1.54, 1.55]
+    for number in range(30, 36):
+        store.insert(make_exemplar(number, 1.56))
+    assert 1.55 in left(), "the caps of a run keep it too"
+    assert unpin(store, owner_of_run("run")) == 1
+    prune(store, BucketCaps(newest=1))
+    assert left() == [1.502, 1.56]
+    assert verify(store).consistent
 
 
 def test_a_random_sample_does_not_depend_on_arrival(
