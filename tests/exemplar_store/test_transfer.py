@@ -299,12 +299,10 @@ def test_what_a_report_shows_and_a_checkpoint_replays_is_never_pruned(
     """One bucket of 20. The run's samples have 1.55 and then 1.54: its report shows the first. A group that shows two
     slow ones waits for a checkpoint, another is open; when both are acked or gone, pruning takes what they showed.
     """
-    store = open_store(caps={"newest": 2})
+    store = open_store()
     shown = [make_exemplar(number, 1.501 + number / 1000) for number in range(2)]
-    others = [make_exemplar(number, 1.52 + number / 1000) for number in range(2, 18)]
-    unlimited = open_store()
-    unlimited.insert_many(shown + others)
-    run = RunStream(unlimited, "run")
+    store.insert_many([*shown, *(make_exemplar(number, 1.52 + number / 1000) for number in range(2, 18))])
+    run = RunStream(store, "run")
     for index, exemplar in enumerate(shown):
         prompt = make_prompt(f"p{index}").model_copy(update={"exemplar_hashes": (exemplar.candidate_hash,)})
         run.open_group(prompt, 2 + index)
@@ -322,12 +320,25 @@ def test_what_a_report_shows_and_a_checkpoint_replays_is_never_pruned(
     run.ack([entry for entry, _ in run.read_scored("learner", 9, 0)])
     prune(store, BucketCaps(newest=1))
     assert left() == [1.502, 1.54, 1.55]
-    for number in range(30, 36):
-        store.insert(make_exemplar(number, 1.56))
-    assert 1.55 in left(), "the caps of a run keep it too"
     assert unpin(store, owner_of_run("run")) == 1
     prune(store, BucketCaps(newest=1))
-    assert left() == [1.502, 1.56]
+    assert left() == [1.502, 1.54]
+    assert verify(store).consistent
+
+
+def test_the_caps_of_a_running_store_leave_the_runs_best(
+    open_store: Callable[..., ExemplarStore], make_prompt: Callable, make_scored: Callable, exemplar_of: Callable
+) -> None:
+    """Only the newest two of a bucket stay, and the run's best, which came first."""
+    store = open_store(caps={"newest": 2})
+    run = RunStream(store, "run")
+    run.open_group(make_prompt("p"), 9)
+    for index in range(9):
+        scored = make_scored("p", index, speedup=1.59 - index / 100)
+        run.record(scored, exemplar_of(scored))
+    kept = [round(exemplar.speedup, 2) for exemplar in store.top(TASK, "cpu", 99)]
+    assert kept[0] == 1.59
+    assert 3 <= len(kept) < 9
     assert verify(store).consistent
 
 
