@@ -209,8 +209,15 @@ def test_verify_finds_a_sound_store_sound(filled: ExemplarStore) -> None:
         (lambda s, k, i: s.call("HSET", k("islands:cpu|fp32|sequential"), "f" * 32, ",1,"), "on an island and has no"),
         (lambda s, k, i: s.call("HSET", k("pins"), f"cpu|fp32|sequential|{i}", 1), "counts 1 owners of pins and has 0"),
         (lambda s, k, i: s.call("HSET", k("pins"), f"me|cpu|fp32|sequential|{i}", 1), "counts 0 owners of pins and ha"),
-        (lambda s, k, i: s.calls([("HSET", k("pins"), f"me|cpu|fp32|sequential|{'f' * 32}", 1),
-                                  ("HSET", k("pins"), f"cpu|fp32|sequential|{'f' * 32}", 1)]), "pinned and has no"),
+        (
+            lambda s, k, i: s.calls(
+                [
+                    ("HSET", k("pins"), f"me|cpu|fp32|sequential|{'f' * 32}", 1),
+                    ("HSET", k("pins"), f"cpu|fp32|sequential|{'f' * 32}", 1),
+                ]
+            ),
+            "pinned and has no",
+        ),
         (lambda s, k, i: s.call("HSET", k("group:run:p"), "size", 2), "is complete and not in the outbox"),
         (lambda s, k, i: s.call("HINCRBY", k("group:run:p"), "left", 1), "counts 3 samples and holds 2"),
         (lambda s, k, i: s.call("SADD", k("outbox:run"), "p"), "waits in the outbox and is not complete"),
