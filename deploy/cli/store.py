@@ -151,7 +151,9 @@ def export_(
 @app.command(name="import")
 def import_(
     store: Where,
-    path: Annotated[Path, typer.Argument(help="An export, CUDA-L1's released lines, or a KernelBench run folder.")],
+    path: Annotated[
+        Path, typer.Argument(help="An export, CUDA-L1's lines, hacking cases, or a KernelBench run folder.")
+    ],
     device_type: Annotated[
         str, typer.Option("--device-type", help="Where foreign claims were measured, such as A100.")
     ] = "unknown",

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from exemplar_store import CacheKey, ExemplarStore, RunStream
+from exemplar_store import CacheKey, ExemplarStore, RunStream, transfer
 from exemplar_store.config import BucketCaps
-from exemplar_store.contents import stats
+from exemplar_store.contents import items, stats
 from exemplar_store.errors import StoreUsageError
 from exemplar_store.hacking_cases import HackingCases
 from exemplar_store.keys import Shelf
@@ -71,16 +72,47 @@ def test_export_and_import_give_the_same_bytes(
     assert verify(other, sources=True).consistent
 
 
-def test_an_interrupted_export_goes_on(filled: ExemplarStore, tmp_path: Path) -> None:
+def interrupted_export(store: ExemplarStore, target: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An export that ended after some lines; answers its part."""
+    whole = transfer.export_lines
+    with monkeypatch.context() as patch:
+
+        def broken(*arguments: object, **more: object) -> Iterator[str]:
+            yield from islice(whole(*arguments, **more), after)
+            raise KeyboardInterrupt
+
+        patch.setattr(transfer, "export_lines", broken)
+        with pytest.raises(KeyboardInterrupt):
+            export_file(store, target)
+    (part,) = target.parent.glob("*.part")
+    return part
+
+
+def test_an_interrupted_export_goes_on(filled: ExemplarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut at every tenth byte of the whole file, within lines and between them, the result is the same file."""
-    whole = tmp_path / "whole.jsonl"
+    whole, target = tmp_path / "whole.jsonl", tmp_path / "target[1].jsonl"
     export_file(filled, whole)
     data = whole.read_bytes()
+    part = interrupted_export(filled, target, 50, monkeypatch)
+    assert data.startswith(part.read_bytes())
     for cut in range(0, len(data), len(data) // 10):
-        target = tmp_path / f"{cut}.jsonl"
-        (tmp_path / f"{cut}.jsonl.part").write_bytes(data[:cut])
-        assert export_file(filled, target) == data.count(b"\n")
+        part.write_bytes(data[:cut])
+        written: list[int] = []
+        assert export_file(filled, target, written.append) == data.count(b"\n")
         assert target.read_bytes() == data
+        assert not part.exists()
+
+
+def test_an_export_of_a_store_that_grew_is_begun_anew(
+    filled: ExemplarStore, make_exemplar: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part ends with the last task; what came since belongs to the first one."""
+    target = tmp_path / "a.jsonl"
+    whole = export_file(filled, target)
+    interrupted_export(filled, target, whole - 1, monkeypatch)
+    filled.insert(make_exemplar(1000, 1.25))
+    assert export_file(filled, target) == whole + 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 def test_an_interrupted_import_goes_on_after_its_last_batch(
@@ -108,7 +140,8 @@ def test_an_interrupted_import_goes_on_after_its_last_batch(
     ("line", "words"),
     [
         ("{", "is not JSON"),
-        ("[1]", "neither a line of an export nor one of CUDA-L1"),
+        ("[1]", "neither a line of an export, nor one of CUDA-L1's release, nor a hacking case"),
+        ('{"family":"replay","reason":"x","code":"x","explanation":"x"}', "holds no hacking_case"),
         ('{"format":"kontrast-store","kind":"exemplar","record":{},"schema":2}', "has schema 2"),
         ('{"format":"kontrast-store","kind":"exemplar","record":{},"schema":1}', "holds no exemplar"),
         ('{"format":"kontrast-store","kind":"x","record":{},"schema":1}', "holds no x"),
@@ -126,6 +159,17 @@ def test_a_bad_line_is_named_and_those_before_it_are_kept(
     assert f"ends at byte {len(good.encode()) + len(line) + 1}" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert verify(other).exemplars == 90
+
+
+def test_hacking_cases_are_imported_by_themselves(filled: ExemplarStore, open_store: Callable, tmp_path: Path) -> None:
+    """As people write them, one a line, beside lines of an export."""
+    cases = HackingCases(filled).all()
+    export_file(filled, tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_text("".join(f"{case.to_json()}\n" for case in cases[:3]))
+    other = open_store(namespace="copy")
+    assert import_path(other, tmp_path / "b.jsonl").new == {"hacking_case": 3}
+    assert import_path(other, tmp_path / "a.jsonl").known == {"hacking_case": 3}
+    assert HackingCases(other).all() == cases
 
 
 def test_what_is_no_file_is_refused(store: ExemplarStore, tmp_path: Path) -> None:
@@ -175,7 +219,15 @@ def test_a_kernelbench_run_folder_becomes_claims(store: ExemplarStore, tmp_path:
         (run / name).write_text(KERNEL + f"number = {problem}{sample}\n")
     (run / "level_2_problem_5_sample_0_kernel.py").write_text("\n")
     (run / "eval_results.json").write_text(
-        json.dumps({"3": [{"sample_id": 1, "compiled": True, "correctness": False}], "4": [{"sample_id": 0}]})
+        json.dumps(
+            {
+                "3": [
+                    {"sample_id": 1, "compiled": True, "correctness": False},
+                    {"sample_id": 0, "runtime": 2.0, "ref_runtime": 5.0},
+                ],
+                "4": [{"sample_id": 0, "runtime": 2.0, "ref_runtime": -1.0}],
+            }
+        )
     )
     asked: list[str] = []
 
@@ -188,6 +240,19 @@ def test_a_kernelbench_run_folder_becomes_claims(store: ExemplarStore, tmp_path:
     assert result.new == {"task": 2, "claim": 2}
     assert result.skipped == {"wrong by its own results": 1, "empty kernel": 1}
     assert verify(store).claims == 2
+    claims = [item.record for item in items(store) if item.kind == "claim"]
+    assert {claim.task_id: claim.claimed_speedup for claim in claims} == {
+        "kernelbench:2/3": 2.5, "kernelbench:2/4": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("results", ["[", "[1]", '{"level_1": [{}]}', '{"3": [7]}', '{"3": {"sample_id": null}}'])
+def test_results_that_are_not_kernelbenchs_are_one_sentence(store: ExemplarStore, tmp_path: Path, results: str) -> None:
+    (tmp_path / "level_2_problem_3_sample_0_kernel.py").write_text(KERNEL)
+    (tmp_path / "eval_results.json").write_text(results)
+    with pytest.raises(StoreUsageError, match="does not have KernelBench's results") as caught:
+        import_path(store, tmp_path, load_task=lambda name: Task(id=name, source=REFERENCE))
+    assert "\n" not in str(caught.value)
 
 
 def test_verify_finds_a_sound_store_sound(filled: ExemplarStore) -> None:
