@@ -53,6 +53,8 @@ def export_file(store: ExemplarStore, path: Path, progress: Progress = _quiet) -
     they may stand before its end. Raises StoreUsageError when the file cannot be written or the part is of something
     else.
     """
+    if path.exists() and not path.is_file():
+        raise StoreUsageError(f"{path} is no regular file: name one, or - for standard output")
     part = path.with_name(f"{path.name}.{_size_mark(store)}.part")
     try:
         for stale in set(path.parent.glob(f"{escape(path.name)}.*.part")) - {part}:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -141,8 +141,7 @@ def export_(
         from exemplar_store.transfer import export_file, export_lines
 
         if out == "-":
-            for line in export_lines(opened):
-                sys.stdout.write(line + "\n")
+            _to_standard_output(export_lines(opened))
             return
         lines = export_file(opened, Path(out), _Progress("lines written"))
     typer.echo(f"{lines:,} lines in {out}")
@@ -245,6 +244,18 @@ def _existing(location: str) -> str:
     if found is None:
         raise UsageError(f"{location} holds no store: name a run, the folder of an embedded server, or a URL")
     return str(found)
+
+
+def _to_standard_output(lines: Iterable[str]) -> None:
+    """Raises UsageError when it cannot be written; a reader that has seen enough is no error of ours."""
+    try:
+        for line in lines:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(f"standard output cannot be written: {error.strerror}; the export is incomplete") from error
 
 
 def _find_task(opened: ExemplarStore, name: str) -> str:

@@ -97,6 +97,17 @@ def test_export_import_verify_prune(folder: Path, tmp_path: Path) -> None:
         assert kontrast_store(copy, "prune", "--best", "1") == "0 exemplars removed\n"
 
 
+def test_a_standard_output_that_is_full_is_one_sentence(folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "deploy.cli.main", "store", "export", "--store", str(folder), "-"], cwd=ROOT,
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert run.returncode == 2
+    assert "standard output cannot be written" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
 def test_a_forgotten_run_lets_go_of_its_kernels(folder: Path) -> None:
     with ExemplarStore.connect(folder) as store:
         pin(store, owner_of_run("run7"), [exemplar(0, 1.0)])

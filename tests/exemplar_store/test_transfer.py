@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -178,6 +179,11 @@ def test_what_is_no_file_is_refused(store: ExemplarStore, tmp_path: Path) -> Non
             import_path(store, path)
     with pytest.raises(StoreUsageError, match="cannot be written"):
         export_file(store, tmp_path / "absent" / "a.jsonl")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(StoreUsageError, match="no regular file"):
+            export_file(store, path)
+    assert (tmp_path / "pipe").is_fifo(), "a device is never replaced by a file"
 
 
 def test_cuda_l1_lines_become_tasks_and_claims(store: ExemplarStore, tmp_path: Path) -> None:
