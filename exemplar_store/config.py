@@ -52,7 +52,8 @@ class StoreConfig(Section):
     """Longest wait for a connection."""
     reply_timeout_s: float = Field(default=30.0, gt=0)
     """Longest wait for one reply."""
-    retries: int = Field(default=6, ge=0)
-    """Attempts after a lost connection, with growing pauses, before the store counts as unreachable."""
+    retries: int = Field(default=12, ge=0)
+    """Attempts after a lost connection, with growing pauses, before the store counts as unreachable; 12 take about ten
+    seconds: a server's restart or a failover."""
     retry_cap_s: float = Field(default=2.0, gt=0)
     """Longest pause between two attempts."""

@@ -38,6 +38,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str, typer.Option("--device-type", help="GPU type, or cpu; empty means all.")]
 
 _PROGRESS_EVERY_S = 1.0
+_RETRIES = 4
+"""A person who waits wants to know sooner than a run that a server does not answer."""
 
 
 @app.command()
@@ -229,7 +231,8 @@ def _opened(location: str, namespace: str, *, create: bool = False) -> Iterator[
     from exemplar_store import ExemplarStore, StoreConfig
 
     location = location if create else _existing(location)
-    with ExemplarStore.connect(location, StoreConfig(namespace=namespace), adopt_buckets=True) as opened:
+    config = StoreConfig(namespace=namespace, retries=_RETRIES)
+    with ExemplarStore.connect(location, config, adopt_buckets=True) as opened:
         yield opened
 
 

@@ -10,13 +10,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from exemplar_store import EmbeddedServer, ExemplarStore, StoreConfig
 from exemplar_store import server as server_module
 from exemplar_store.errors import StoreError, StoreFull, StoreLocked, StoreUnreachable
+from exemplar_store.keys import Shelf
 from exemplar_store.server import LOCK_FILE, MAX_SOCKET_PATH, find_server_binary, socket_path
 
 TASK = "a" * 64
@@ -177,6 +180,25 @@ def test_a_client_reconnects_to_a_restarted_server(folder: Path, make_exemplar: 
     back[0].stop()
 
 
+def test_an_outage_of_seconds_is_ridden_out_by_every_client(folder: Path, make_exemplar: Callable) -> None:
+    """With the configuration as it comes: the server is away for three seconds, 8 writers and a draw only wait."""
+    server = EmbeddedServer(folder).start()
+    stores = [ExemplarStore.connect(server.url) for _ in range(9)]
+    stores[0].insert_many(make_exemplar(number, 1.0 + number / 10) for number in range(5))
+    os.kill(server.pid, signal.SIGKILL)
+    server.stop()
+    with ThreadPoolExecutor(9) as clients:
+        writes = [clients.submit(stores[which].insert, make_exemplar(100 + which, 3.0)) for which in range(8)]
+        draw = clients.submit(stores[8].draw, TASK, "cpu", Random(1))
+        time.sleep(3)
+        with EmbeddedServer(folder):
+            assert all(write.result().new for write in writes)
+            assert len(draw.result()) == 2
+            assert stores[0].shelves(TASK)[Shelf("cpu")][-1].count == 8
+            for store in stores:
+                store.close()
+
+
 def test_a_path_too_long_for_a_socket_still_works(folder: Path) -> None:
     deep = folder / ("x" * 90) / ("y" * 90)
     with EmbeddedServer(deep) as server:
@@ -222,10 +244,39 @@ def test_a_server_that_evicts_is_refused(server: EmbeddedServer) -> None:
             ])  # fmt: skip
 
 
-def test_a_full_disk_stops_intake_in_the_servers_words(
-    folder: Path, make_exemplar: Callable, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_stops_intake_in_the_servers_words(small_disk: Path, make_exemplar: Callable) -> None:
+    with ExemplarStore.connect(small_disk, StoreConfig(retries=1, retry_cap_s=0.05)) as store:
+        accepted, words = fill(store, make_exemplar)
+        assert "free disk space and start again" in words
+    assert accepted > 100
+
+
+def test_a_full_disk_under_a_server_that_syncs_later_stops_intake_too(
+    small_disk: Path, make_exemplar: Callable
 ) -> None:
-    """The server's data folder is a file system of 1 MiB, mounted in a namespace of its own."""
+    """It goes on without its file, refuses writes and still reads; what it acknowledged is there."""
+    with ExemplarStore.connect(small_disk, StoreConfig(retries=1, retry_cap_s=0.05)) as store:
+        store.connection.call("CONFIG SET", "appendfsync", "everysec")
+        accepted, words = fill(store, make_exemplar)
+        assert "cannot write" in words
+        assert "free memory or disk" in words
+        assert len(store.top(TASK, "cpu", 10**6)) >= accepted > 100
+
+
+def fill(store: ExemplarStore, make_exemplar: Callable) -> tuple[int, str]:
+    """Inserts until the store is full: how many it acknowledged, and what it says then."""
+    accepted = 0
+    with pytest.raises(StoreFull) as caught:
+        while accepted < 20_000:
+            store.insert(make_exemplar(accepted, 1.0 + accepted % 100 / 100))
+            accepted += 1
+    assert "\n" not in str(caught.value)
+    return accepted, str(caught.value)
+
+
+@pytest.fixture
+def small_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose server has its data on a file system of 1 MiB, mounted in a namespace of its own."""
     plain = server_module._command
     small = folder / "small"
     script = f'mount -t tmpfs -o size=1m none {small} && exec "$@"'
@@ -239,19 +290,7 @@ def test_a_full_disk_stops_intake_in_the_servers_words(
     if probe.returncode != 0:
         pytest.skip("no user namespaces on this machine: the disk cannot be made small")
     monkeypatch.setattr(server_module, "_command", on_a_small_disk)
-    accepted = 0
-    with ExemplarStore.connect(folder, StoreConfig(retries=1, retry_cap_s=0.05)) as store:
-
-        def fill() -> None:
-            nonlocal accepted
-            for number in range(20_000):
-                store.insert(make_exemplar(number, 1.0 + number % 100 / 100))
-                accepted += 1
-
-        with pytest.raises(StoreFull, match=r"free disk space and start again") as caught:
-            fill()
-        assert "\n" not in str(caught.value)
-    assert accepted > 100
+    return folder
 
 
 def test_an_old_server_never_shows_a_newer_ones_folder_as_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
