@@ -265,13 +265,17 @@ def test_a_full_disk_under_a_server_that_syncs_later_stops_intake_too(
 
 def fill(store: ExemplarStore, make_exemplar: Callable) -> tuple[int, str]:
     """Inserts until the store is full: how many it acknowledged, and what it says then."""
-    accepted = 0
+    accepted: list[int] = []
+
+    def insert_all() -> None:
+        for number in range(20_000):
+            store.insert(make_exemplar(number, 1.0 + number % 100 / 100))
+            accepted.append(number)
+
     with pytest.raises(StoreFull) as caught:
-        while accepted < 20_000:
-            store.insert(make_exemplar(accepted, 1.0 + accepted % 100 / 100))
-            accepted += 1
+        insert_all()
     assert "\n" not in str(caught.value)
-    return accepted, str(caught.value)
+    return len(accepted), str(caught.value)
 
 
 @pytest.fixture
