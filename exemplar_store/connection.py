@@ -169,10 +169,13 @@ def connect(location: str | Path, config: StoreConfig) -> Connection:
             connection.close()
             client = _cluster_client(url, config)
             connection = Connection(client, place)
-            for node in client.get_primaries():
-                _check_server(Connection(client.get_redis_connection(node), f"{place} (node {node.name})"))
+            nodes = {
+                f"{place} (node {node.name})": client.get_redis_connection(node) for node in client.get_primaries()
+            }
+            weak = {_check_server(Connection(node, name)) for name, node in nodes.items()}
         else:
-            _check_server(connection)
+            weak = {_check_server(connection)}
+        _warn_of(place, weak - {""})
     except BaseException:
         if server is not None:
             server.stop()
@@ -273,8 +276,17 @@ def _is_cluster(connection: Connection) -> bool:
     return connection.call("INFO", "cluster").get("cluster_enabled", 0) == 1
 
 
-def _check_server(connection: Connection) -> None:
-    """Refuses a server that is too old or that may evict exemplars; names weaker durability in one sentence."""
+def _warn_of(place: str, weak: set[str]) -> None:
+    if weak:
+        log.warning(
+            "The server at %s can lose its last writes in a crash (%s): set appendonly yes and appendfsync always to "
+            "keep every acknowledged one.",
+            place, "; ".join(sorted(weak)),
+        )  # fmt: skip
+
+
+def _check_server(connection: Connection) -> str:
+    """Refuses a server that is too old or that may evict exemplars; answers what its durability lacks, or ''."""
     version = str(connection.call("INFO", "server").get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
         raise StoreError(f"the server at {connection.place} is Redis {version}: 6.2 or later is needed")
@@ -284,20 +296,16 @@ def _check_server(connection: Connection) -> None:
             for name in ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
         }
     except StoreError as error:
-        log.warning("The durability of the store cannot be checked: %s", error)
-        return
+        return f"which cannot be checked, since {error}"
     policy = settings["maxmemory-policy"]
     if settings["maxmemory"] not in ("", "0") and policy.startswith("allkeys"):
         raise StoreError(
             f"the server at {connection.place} evicts keys when full (maxmemory-policy {policy}), which would lose "
             "exemplars: set it to noeviction"
         )
-    if settings["appendonly"] != "yes" or settings["appendfsync"] != "always":
-        log.warning(
-            "The server at %s can lose its last writes in a crash (appendonly %s, appendfsync %s): set appendonly yes "
-            "and appendfsync always to keep every acknowledged one.",
-            connection.place, settings["appendonly"], settings["appendfsync"],
-        )  # fmt: skip
+    if settings["appendonly"] == "yes" and settings["appendfsync"] == "always":
+        return ""
+    return f"appendonly {settings['appendonly']}, appendfsync {settings['appendfsync']}"
 
 
 def _without_password(url: str) -> str:
