@@ -7,7 +7,7 @@ leaves this module; a password never enters a message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha1
@@ -54,29 +54,25 @@ class Connection:
 
     def call(self, *command: Any) -> Any:
         """The answer to one command."""
-        with self._in_words():
-            return self._client.execute_command(*command)
+        return self._exchange(lambda: self._client.execute_command(*command))
 
     def calls(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """The answers to several commands in one round trip, outside a transaction."""
-        if not commands:
-            return []
-        with self._in_words():
-            pipeline = self._client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            return list(pipeline.execute())
+        return self._exchange(lambda: self._pipelined(commands).execute()) if commands else []
 
     def script(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """The answer of one script; the server learns its text when it does not know it."""
         from redis.exceptions import NoScriptError
 
         text, sha = script_text(name)
-        with self._in_words():
+
+        def run() -> Any:
             try:
                 return self._client.execute_command("EVALSHA", sha, len(keys), *keys, *arguments)
             except NoScriptError:
                 return self._client.execute_command("EVAL", text, len(keys), *keys, *arguments)
+
+        return self._exchange(run)
 
     def scripts(self, batch: Sequence[ScriptCall]) -> list[Any]:
         """The answers of several scripts in one round trip; each is atomic, the batch is not."""
@@ -84,11 +80,8 @@ class Connection:
 
         if not batch:
             return []
-        with self._in_words():
-            pipeline = self._client.pipeline(transaction=False)
-            for name, keys, arguments in batch:
-                pipeline.execute_command("EVALSHA", script_text(name)[1], len(keys), *keys, *arguments)
-            answers = pipeline.execute(raise_on_error=False)
+        commands = [("EVALSHA", script_text(name)[1], len(keys), *keys, *rest) for name, keys, rest in batch]
+        answers = self._exchange(lambda: self._pipelined(commands).execute(raise_on_error=False))
         for at, answer in enumerate(answers):
             if isinstance(answer, NoScriptError):
                 answers[at] = self.script(*batch[at])
@@ -108,6 +101,23 @@ class Connection:
         self._client.close()
         if self.server is not None:
             self.server.stop()
+
+    def _pipelined(self, commands: Iterable[Sequence[Any]]) -> Any:
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return pipeline
+
+    def _exchange(self, action: Callable[[], Any]) -> Any:
+        """The answer of an action; once more where another process ran the folder's server and has ended with it."""
+        try:
+            with self._in_words():
+                return action()
+        except StoreUnreachable:
+            if self.server is None or not self.server.renew():
+                raise
+        with self._in_words():
+            return action()
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:

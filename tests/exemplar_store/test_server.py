@@ -123,6 +123,34 @@ def test_a_killed_owner_leaves_no_server_and_no_lock(folder: Path, make_exemplar
         assert store.best(TASK, "cpu") == make_exemplar(1)
 
 
+def test_attached_stores_go_on_when_the_servers_owner_ends(folder: Path, make_exemplar: Callable) -> None:
+    """Four stores that were opened while another process ran the server, two threads each: one of them runs it then."""
+    config = StoreConfig(retries=2, retry_cap_s=0.05)
+    owner, old = start_owner(folder)
+    stores = [ExemplarStore.connect(folder, config) for _ in range(4)]
+    stores[0].insert(make_exemplar(1))
+    end(owner)
+    assert wait_until(lambda: not alive(old))
+    with ThreadPoolExecutor(8) as threads:
+        inserted = threads.map(lambda number: stores[number % 4].insert(make_exemplar(10 + number)).new, range(8))
+        assert list(inserted) == [True] * 8
+    servers = [store.connection.server for store in stores]
+    assert sum(server.owned for server in servers) == 1
+    assert len({server.pid for server in servers} - {old}) == 1
+    assert stores[0].shelves(TASK)[Shelf("cpu")][0].count == 9
+    for store in sorted(stores, key=lambda store: store.connection.server.owned):
+        store.close()
+
+
+def test_a_server_of_ones_own_that_ended_is_not_started_again(folder: Path, make_exemplar: Callable) -> None:
+    """It ended for a reason, such as a full disk, which its owner must hear of."""
+    store = ExemplarStore.connect(folder, StoreConfig(retries=1, retry_cap_s=0.05))
+    os.kill(store.connection.server.pid, signal.SIGKILL)
+    with pytest.raises(StoreUnreachable, match="does not answer"):
+        store.insert(make_exemplar(1))
+    store.close()
+
+
 def test_a_successor_waits_for_the_ending_server_instead_of_sharing_its_files(folder: Path) -> None:
     """Opened at the moment of the owner's death: it attaches to the old server or starts its own, never both."""
     owner, old = start_owner(folder)
