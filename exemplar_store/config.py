@@ -13,7 +13,7 @@ class BucketCaps(Section):
     """How many exemplars of one bucket are kept; all three zero, the default, means no limit.
 
     A bucket that outgrew the sum by a quarter is cut to the union of its best, its newest and a uniform random sample
-    of it. Pinned exemplars stay whatever the caps say.
+    of it. Pinned exemplars, such as the best that each run has found, stay whatever the caps say.
     """
 
     best: int = Field(default=0, ge=0)
