@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from exemplar_store.codec import unpack
+from exemplar_store.codec import read
 from exemplar_store.config import BucketCaps
 from exemplar_store.contents import contents
 from exemplar_store.errors import StoreUsageError
@@ -94,7 +94,7 @@ def prune_evaluations(store: ExemplarStore) -> int:
         for shelf in kinds.get("evaluation", []):
             name = store.keys.shelf(task_hash, "evaluations", shelf)
             for field, data in store.connection.call("HGETALL", name).items():
-                version = FiledEvaluation.from_json(unpack(data)).evaluation.versions.evaluator
+                version = read(FiledEvaluation, data).evaluation.versions.evaluator
                 if version != EVALUATOR_VERSION:
                     removed += store.connection.call("HDEL", name, field)
     return removed

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 from exemplar_store import metrics
 from exemplar_store.buckets import Bucket, Bucketing, read_stats
-from exemplar_store.codec import pack, unpack
+from exemplar_store.codec import pack, read
 from exemplar_store.config import StoreConfig
 from exemplar_store.connection import Connection, ScriptCall, connect
 from exemplar_store.errors import StoreUsageError, UnknownSchema
@@ -207,7 +207,7 @@ class ExemplarStore:
     def cached(self, key: CacheKey) -> Evaluation | None:
         """An earlier evaluation under the same key by this version of the evaluator, or None."""
         data = self.connection.call("HGET", self.keys.shelf(key.task_hash, "evaluations", key.shelf), key.field)
-        evaluation = None if data is None else FiledEvaluation.from_json(unpack(data)).evaluation
+        evaluation = None if data is None else read(FiledEvaluation, data).evaluation
         if evaluation is not None and evaluation.versions.evaluator != EVALUATOR_VERSION:
             evaluation = None
         metrics.CACHE_LOOKUPS.labels("miss" if evaluation is None else "hit").inc()
@@ -238,7 +238,7 @@ class ExemplarStore:
     def task(self, task_hash: str) -> Task | None:
         """The task's record, when it was given."""
         data = self.connection.call("GET", self.keys.task(task_hash, "task"))
-        return None if data is None else Task.from_json(unpack(data))
+        return None if data is None else read(Task, data)
 
     def tasks(self) -> dict[str, str]:
         """Task hash -> task id, of every task the store has heard of."""
@@ -366,4 +366,4 @@ def _batches(exemplars: Iterable[Exemplar], length: int) -> Iterator[list[Exempl
 
 def read_entry(entry: bytes) -> Exemplar:
     """The exemplar of an entry as `place.lua` writes it."""
-    return Exemplar.from_json(unpack(entry.split(b"|", 3)[3]))
+    return read(Exemplar, entry.split(b"|", 3)[3])

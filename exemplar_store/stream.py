@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from exemplar_store import metrics
-from exemplar_store.codec import pack, unpack
+from exemplar_store.codec import pack, read
 from exemplar_store.errors import StaleToken, StoreUsageError
 from exemplar_store.filed import CacheKey, FiledEvaluation
 from exemplar_store.keys import Shelf
@@ -182,7 +182,7 @@ class RunStream:
             return _assemble(group_id, self.run_id, fields)
         for _, entry in self._scored_entries():
             if entry[b"group"].decode() == group_id:
-                return ScoredGroup.from_json(unpack(entry[b"packed"]))
+                return read(ScoredGroup, entry[b"packed"])
         return None
 
     def pending_prompts(self) -> Iterator[Prompt]:
@@ -190,9 +190,9 @@ class RunStream:
         for group_id, task_hash in self._connection.call("HGETALL", self._run("open")).items():
             packed = self._connection.call("HGET", self._group(task_hash.decode(), group_id.decode()), "prompt")
             if packed is not None:
-                yield Prompt.from_json(unpack(packed))
+                yield read(Prompt, packed)
         for _, entry in self._scored_entries():
-            yield ScoredGroup.from_json(unpack(entry[b"packed"])).prompt
+            yield read(ScoredGroup, entry[b"packed"]).prompt
 
     def relay(self) -> int:
         """Moves every complete group into `scored`, each once; how many this call moved. Anyone may call it."""
@@ -316,7 +316,7 @@ class RunStream:
             if not fields:  # acked by its earlier holder in the meantime
                 continue
             values = {fields[at]: fields[at + 1] for at in range(0, len(fields), 2)}
-            groups.append((entry_id.decode(), ScoredGroup.from_json(unpack(values[b"packed"]))))
+            groups.append((entry_id.decode(), read(ScoredGroup, values[b"packed"])))
             self._last_read[consumer] = entry_id.decode()
         return groups
 
@@ -359,8 +359,8 @@ class RunStream:
 
 def _assemble(group_id: str, run_id: str, fields: dict[bytes, bytes]) -> ScoredGroup:
     """The group from its state; samples by index."""
-    samples = [ScoredSample.from_json(unpack(value)) for name, value in fields.items() if name.startswith(b"s:")]
+    samples = [read(ScoredSample, value) for name, value in fields.items() if name.startswith(b"s:")]
     return ScoredGroup(
-        id=group_id, run_id=run_id, prompt=Prompt.from_json(unpack(fields[b"prompt"])),
+        id=group_id, run_id=run_id, prompt=read(Prompt, fields[b"prompt"]),
         samples=tuple(sorted(samples, key=lambda scored: scored.sample.index)),
     )  # fmt: skip

@@ -10,9 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pydantic import ValidationError
-
-from exemplar_store.codec import unpack
+from exemplar_store.codec import read
 from exemplar_store.contents import contents
 from exemplar_store.errors import StoreError
 from exemplar_store.filed import CacheKey, Claim, FiledEvaluation
@@ -165,8 +163,10 @@ def _entry(store: ExemplarStore, shelf: Shelf, id: bytes, entry: bytes, score: f
     try:
         _, bucket, micro, _ = entry.split(b"|", 3)
         exemplar = read_entry(entry)
-    except (ValueError, StoreError, ValidationError) as error:
-        return f"cannot be read: {type(error).__name__}"
+    except ValueError:
+        return "cannot be read: it has no heading"
+    except StoreError as error:
+        return f"cannot be read: {error}"
     if exemplar_id(exemplar.candidate_hash).encode() != id or Shelf.of(exemplar) != shelf:
         return "is filed under another name than its record's"
     if score is not None and score != exemplar.speedup:
@@ -183,8 +183,8 @@ def _evaluations(store: ExemplarStore, task_hash: str, shelf: Shelf, verdict: Ve
     for name, data in _pages(store, store.keys.shelf(task_hash, "evaluations", shelf)):
         verdict.evaluations += 1
         try:
-            key = CacheKey.of(FiledEvaluation.from_json(unpack(data)).evaluation)
-        except (ValueError, StoreError) as error:
+            key = CacheKey.of(read(FiledEvaluation, data).evaluation)
+        except StoreError as error:
             verdict.problems.append(f"task {task_hash[:12]} on {shelf}: evaluation {name} cannot be read: {error}")
             continue
         if (key.field, key.shelf, key.task_hash) != (name, shelf, task_hash):
@@ -195,8 +195,8 @@ def _claims(store: ExemplarStore, task_hash: str, shelf: Shelf, verdict: Verdict
     for name, data in _pages(store, store.keys.shelf(task_hash, "claims", shelf)):
         verdict.claims += 1
         try:
-            claim = Claim.from_json(unpack(data))
-        except (ValueError, StoreError) as error:
+            claim = read(Claim, data)
+        except StoreError as error:
             verdict.problems.append(f"task {task_hash[:12]}: claim {name} cannot be read: {error}")
             continue
         if (exemplar_id(claim.candidate_hash), claim.shelf) != (name, shelf):

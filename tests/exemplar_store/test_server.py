@@ -16,11 +16,12 @@ from random import Random
 
 import pytest
 
-from exemplar_store import EmbeddedServer, ExemplarStore, StoreConfig
+from exemplar_store import EmbeddedServer, ExemplarStore, RunStream, StoreConfig
 from exemplar_store import server as server_module
 from exemplar_store.errors import StoreError, StoreFull, StoreLocked, StoreUnreachable
 from exemplar_store.keys import Shelf
 from exemplar_store.server import LOCK_FILE, MAX_SOCKET_PATH, find_server_binary, socket_path
+from exemplar_store.verify import verify
 
 TASK = "a" * 64
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -245,6 +246,35 @@ def test_a_broken_data_file_is_an_error_in_the_servers_words(folder: Path, make_
         ExemplarStore.connect(folder)
     assert "\n" not in str(caught.value)
     assert wait_until(lambda: b'"pid"' in (folder / LOCK_FILE).read_bytes())
+
+
+def test_a_file_torn_anywhere_holds_whole_operations_only(
+    folder: Path, make_exemplar: Callable, make_prompt: Callable, make_scored: Callable, exemplar_of: Callable
+) -> None:
+    """As after a power cut: the end of the file is missing, and what is left is the store as it was a moment before."""
+    with ExemplarStore.connect(folder) as store:
+        run = RunStream(store, "run")
+        for group in range(6):
+            run.open_group(make_prompt(f"p{group}"), 2)
+            for index in range(2):
+                scored = make_scored(f"p{group}", index, speedup=1.0 + group / 10)
+                run.record(scored, exemplar_of(scored))
+        run.relay()
+    (file,) = [*folder.glob("appendonlydir/*.incr.aof"), *folder.glob("appendonly.aof")]
+    whole = file.read_bytes()
+    counts = set()
+    for length in range(len(whole) - 1, 0, -len(whole) // 12):
+        file.write_bytes(whole[:length])
+        with ExemplarStore.connect(folder) as store:
+            verdict = verify(store)
+            assert verdict.problems == []
+            counts.add(verdict.exemplars)
+            run, ledger = RunStream(store, "run"), RunStream(store, "run").ledger()
+            assert ledger["accepted"] == verdict.exemplars
+            run.relay()
+            waiting = store.connection.call("XLEN", store.keys.run("run", "scored"))
+            assert waiting == ledger["accepted"] // 2, "every whole group is with the learner, and no other"
+    assert len(counts) > 5
 
 
 def test_weaker_durability_is_named(server: EmbeddedServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from random import Random
 import pytest
 
 from exemplar_store import CacheKey, ExemplarStore, RunStream, transfer
+from exemplar_store.codec import pack
 from exemplar_store.config import BucketCaps
 from exemplar_store.contents import items, stats
 from exemplar_store.errors import StoreUsageError
@@ -277,6 +278,10 @@ def test_verify_finds_a_sound_store_sound(filled: ExemplarStore) -> None:
         (lambda s, k, i: s.call("ZADD", k("scores:cpu|fp32|sequential"), 77, i), "has score 77.0"),
         (lambda s, k, i: s.call("HSET", k("exemplars:cpu|fp32|sequential"), i, "junk"), "cannot be read"),
         (lambda s, k, i: s.call("HSET", k("evaluations:cpu|fp32|sequential"), i, "junk"), "cannot be read"),
+        (lambda s, k, i: s.call("HSET", k("evaluations:cpu|fp32|sequential"), i, b"\x01junk"), "is damaged"),
+        (lambda s, k, i: s.call("HSET", k("evaluations:cpu|fp32|sequential"), i, pack("{}")), "by this version"),
+        (lambda s, k, i: s.call("HSET", k("exemplars:cpu|fp32|sequential"), i, b"1|8|1|\x01junk"), "is damaged"),
+        (lambda s, k, i: s.call("HSET", k("claims:cpu|fp32|claimed"), i, b"\x01junk"), "is damaged"),
         (lambda s, k, i: s.call("HSET", k("islands:cpu|fp32|sequential"), "f" * 32, ",1,"), "on an island and has no"),
         (lambda s, k, i: s.call("HSET", k("pins"), f"cpu|fp32|sequential|{i}", 1), "counts 1 owners of pins and has 0"),
         (lambda s, k, i: s.call("HSET", k("pins"), f"me|cpu|fp32|sequential|{i}", 1), "counts 0 owners of pins and ha"),
