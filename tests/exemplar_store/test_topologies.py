@@ -192,7 +192,7 @@ def test_a_master_found_by_sentinel(
 
 def test_a_store_goes_on_with_the_master_that_sentinel_promotes(nodes: Nodes, make_exemplar: Callable) -> None:
     """With passwords on the servers and on the sentinel, as in use; the replica has what the dead master had."""
-    secret = ("--requirepass", "open:sesame", "--masterauth", "open:sesame")
+    secret = ("--requirepass", "open:sesame", "--masterauth", "open:sesame", "--repl-diskless-sync-delay", "0")
     master = nodes.start(*secret)
     replica = nodes.start("--replicaof", "127.0.0.1", str(master), *secret)
     sentinel = nodes.start_sentinel(
@@ -202,9 +202,9 @@ def test_a_store_goes_on_with_the_master_that_sentinel_promotes(nodes: Nodes, ma
     url = f"redis+sentinel://:open%3Asesame@127.0.0.1:{sentinel}/main?sentinel_password=watch"
     with redis.Redis(port=sentinel, password="watch") as client:
         wait_until(lambda: client.sentinel_master("main")["num-slaves"] == 1)
-    with ExemplarStore.connect(url, StoreConfig(retries=40, retry_cap_s=0.5)) as store:
+    with ExemplarStore.connect(url, StoreConfig(retries=80, retry_cap_s=0.5)) as store:
         store.insert_many(make_exemplar(number) for number in range(20))
-        assert store.connection.call("WAIT", 1, 5000) == 1
+        assert store.connection.call("WAIT", 1, 25_000) == 1
         nodes.running[0].stop()
         assert store.insert(make_exemplar(99, 7.0)).new
         assert store.connection.call("CONFIG GET", "port")["port"] == str(replica)
