@@ -73,18 +73,19 @@ class Bucket:
 
 def read_stats(fields: Mapping[bytes, bytes]) -> dict[Shelf, list[Bucket]]:
     """Non-empty buckets of every shelf of a task, lowest first, from the task's `stats` hash."""
-    counts: dict[tuple[str, int], int] = {}
-    sums: dict[tuple[str, int], int] = {}
+    found: dict[bytes, dict[bytes, list[int]]] = {}
     for field, value in fields.items():
-        shelf, _, rest = field.decode().rpartition("|")
-        shelf, _, index = shelf.rpartition("|")
-        if rest == "n":
-            counts[shelf, int(index)] = int(value)
-        elif rest == "s":
-            sums[shelf, int(index)] = int(value)
+        head, _, kind = field.rpartition(b"|")
+        shelf, _, index = head.rpartition(b"|")
+        if shelf:
+            found.setdefault(shelf, {}).setdefault(index, [0, 0])[kind == b"s"] = int(value)
     shelves: dict[Shelf, list[Bucket]] = {}
-    for (shelf, bucket), count in sorted(counts.items()):
-        if count > 0:
-            mean = sums.get((shelf, bucket), 0) / count / MICRO
-            shelves.setdefault(Shelf.parse(shelf), []).append(Bucket(bucket, count, mean))
+    for shelf in sorted(found):
+        buckets = [
+            Bucket(int(index), count, total / count / MICRO)
+            for index, (count, total) in found[shelf].items()
+            if count > 0
+        ]
+        if buckets:
+            shelves[Shelf.parse(shelf.decode())] = sorted(buckets, key=lambda bucket: bucket.index)
     return shelves

@@ -7,8 +7,14 @@ one can be added without reading old data wrongly.
 from __future__ import annotations
 
 import zlib
+from typing import TypeVar
 
-from exemplar_store.errors import UnknownSchema
+from pydantic import ValidationError
+
+from exemplar_store.errors import DamagedValue, UnknownSchema
+from tasks.records.base import Record
+
+R = TypeVar("R", bound=Record)
 
 PLAIN = 0
 DEFLATE = 1
@@ -41,13 +47,37 @@ def pack(text: str) -> bytes:
 
 
 def unpack(data: bytes) -> str:
-    """The text that `pack` took; raises UnknownSchema for a codec of a later version."""
+    """The text that `pack` took; raises UnknownSchema for a codec of a later version, DamagedValue for what is torn."""
     codec = data[0] if data else -1
-    if codec == PLAIN:
-        return data[1:].decode()
-    if codec == DEFLATE:
+    if codec not in (PLAIN, DEFLATE):
+        raise UnknownSchema(
+            f"a stored value has codec {codec}, which this version cannot read: use the version that wrote it"
+        )
+    try:
+        if codec == PLAIN:
+            return data[1:].decode()
         inflate = zlib.decompressobj(-zlib.MAX_WBITS, zdict=_DICTIONARY)
-        return (inflate.decompress(data[1:]) + inflate.flush()).decode()
-    raise UnknownSchema(
-        f"a stored value has codec {codec}, which this version cannot read: use the version that wrote it"
-    )
+        text = (inflate.decompress(data[1:]) + inflate.flush()).decode()
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise _damaged(str(error)) from error
+    if not inflate.eof:
+        raise _damaged("its end is missing")
+    return text
+
+
+def read(record: type[R], data: bytes) -> R:
+    """The record that was packed; raises as `unpack`, and UnknownSchema where another version's record is found."""
+    text = unpack(data)
+    try:
+        return record.from_json(text)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"]) or "the whole"
+        raise UnknownSchema(
+            f"a stored {record.__name__} cannot be read by this version ({where}: {problem['msg']}): use the version "
+            "that wrote it"
+        ) from error
+
+
+def _damaged(how: str) -> DamagedValue:
+    return DamagedValue(f"a stored value is damaged ({how}): `kontrast store verify` names all that are")

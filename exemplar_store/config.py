@@ -13,7 +13,7 @@ class BucketCaps(Section):
     """How many exemplars of one bucket are kept; all three zero, the default, means no limit.
 
     A bucket that outgrew the sum by a quarter is cut to the union of its best, its newest and a uniform random sample
-    of it. Pinned exemplars stay whatever the caps say.
+    of it. Pinned exemplars, such as the best that each run has found, stay whatever the caps say.
     """
 
     best: int = Field(default=0, ge=0)
@@ -52,7 +52,8 @@ class StoreConfig(Section):
     """Longest wait for a connection."""
     reply_timeout_s: float = Field(default=30.0, gt=0)
     """Longest wait for one reply."""
-    retries: int = Field(default=6, ge=0)
-    """Attempts after a lost connection, with growing pauses, before the store counts as unreachable."""
+    retries: int = Field(default=12, ge=0)
+    """Attempts after a lost connection, with growing pauses, before the store counts as unreachable; 12 take about ten
+    seconds: a server's restart or a failover."""
     retry_cap_s: float = Field(default=2.0, gt=0)
     """Longest pause between two attempts."""

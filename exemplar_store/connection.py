@@ -7,13 +7,13 @@ leaves this module; a password never enters a message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha1
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from exemplar_store.config import StoreConfig
@@ -54,29 +54,25 @@ class Connection:
 
     def call(self, *command: Any) -> Any:
         """The answer to one command."""
-        with self._in_words():
-            return self._client.execute_command(*command)
+        return self._exchange(lambda: self._client.execute_command(*command))
 
     def calls(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """The answers to several commands in one round trip, outside a transaction."""
-        if not commands:
-            return []
-        with self._in_words():
-            pipeline = self._client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            return list(pipeline.execute())
+        return self._exchange(lambda: self._pipelined(commands).execute()) if commands else []
 
     def script(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """The answer of one script; the server learns its text when it does not know it."""
         from redis.exceptions import NoScriptError
 
         text, sha = script_text(name)
-        with self._in_words():
+
+        def run() -> Any:
             try:
                 return self._client.execute_command("EVALSHA", sha, len(keys), *keys, *arguments)
             except NoScriptError:
                 return self._client.execute_command("EVAL", text, len(keys), *keys, *arguments)
+
+        return self._exchange(run)
 
     def scripts(self, batch: Sequence[ScriptCall]) -> list[Any]:
         """The answers of several scripts in one round trip; each is atomic, the batch is not."""
@@ -84,11 +80,8 @@ class Connection:
 
         if not batch:
             return []
-        with self._in_words():
-            pipeline = self._client.pipeline(transaction=False)
-            for name, keys, arguments in batch:
-                pipeline.execute_command("EVALSHA", script_text(name)[1], len(keys), *keys, *arguments)
-            answers = pipeline.execute(raise_on_error=False)
+        commands = [("EVALSHA", script_text(name)[1], len(keys), *keys, *rest) for name, keys, rest in batch]
+        answers = self._exchange(lambda: self._pipelined(commands).execute(raise_on_error=False))
         for at, answer in enumerate(answers):
             if isinstance(answer, NoScriptError):
                 answers[at] = self.script(*batch[at])
@@ -108,6 +101,23 @@ class Connection:
         self._client.close()
         if self.server is not None:
             self.server.stop()
+
+    def _pipelined(self, commands: Iterable[Sequence[Any]]) -> Any:
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return pipeline
+
+    def _exchange(self, action: Callable[[], Any]) -> Any:
+        """The answer of an action; once more where another process ran the folder's server and has ended with it."""
+        try:
+            with self._in_words():
+                return action()
+        except StoreUnreachable:
+            if self.server is None or not self.server.renew():
+                raise
+        with self._in_words():
+            return action()
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
@@ -165,10 +175,17 @@ def connect(location: str | Path, config: StoreConfig) -> Connection:
         url, place = server.url, text
     try:
         connection = Connection(_client(url, config), place, server)
-        _check_server(connection)
         if server is None and _is_cluster(connection):
             connection.close()
-            connection = Connection(_cluster_client(url, config), place)
+            client = _cluster_client(url, config)
+            connection = Connection(client, place)
+            nodes = {
+                f"{place} (node {node.name})": client.get_redis_connection(node) for node in client.get_primaries()
+            }
+            weak = {_check_server(Connection(node, name)) for name, node in nodes.items()}
+        else:
+            weak = {_check_server(connection)}
+        _warn_of(place, weak - {""})
     except BaseException:
         if server is not None:
             server.stop()
@@ -204,20 +221,57 @@ def _client(url: str, config: StoreConfig) -> Any:
         raise StoreUsageError(f"{_without_password(url)} is not a valid URL of a store: {error}") from error
 
 
-def _sentinel_client(url: str, config: StoreConfig) -> Any:
-    """`redis+sentinel://[user:password@]host:port,host:port/service[/database]`."""
-    from redis.sentinel import Sentinel
+class SentinelPlace(NamedTuple):
+    """What a `redis+sentinel://` URL says."""
+
+    addresses: list[tuple[str, int]]
+    service: str
+    sentinel_options: dict[str, Any]
+    """For connections to the sentinels."""
+    master_options: dict[str, Any]
+    """For connections to the master."""
+
+
+def read_sentinel_url(url: str) -> SentinelPlace:
+    """`redis+sentinel://[user:password@]host:port,host:port/service[/database][?option=value&...]`.
+
+    User, password and options are the master's, as in a `redis://` URL; `sentinel_username` and `sentinel_password`
+    among the options are for sentinels that ask for them too. With `rediss` both are spoken to over TLS. Raises
+    ValueError.
+    """
+    from redis.connection import parse_url
 
     parts = urlsplit(url)
-    credentials, _, hosts = parts.netloc.rpartition("@")
+    credentials, at, hosts = parts.netloc.rpartition("@")
     service, _, database = parts.path.strip("/").partition("/")
     if not service:
         raise ValueError("the path must name the master, as in redis+sentinel://host:26379/mymaster")
-    addresses = [(host, int(port or 26379)) for host, _, port in (entry.partition(":") for entry in hosts.split(","))]
-    user, _, password = credentials.partition(":")
-    options = _options(config) | {"ssl": True} if parts.scheme.startswith("rediss") else _options(config)
-    sentinel = Sentinel(addresses, sentinel_kwargs={"socket_timeout": config.connect_timeout_s}, **options)
-    return sentinel.master_for(service, db=int(database or 0), username=user or None, password=password or None)
+    addresses = []
+    for entry in hosts.split(","):
+        one = urlsplit(f"//{entry}")
+        if not one.hostname:
+            raise ValueError(f"{entry!r} is not host:port")
+        addresses.append((one.hostname, one.port or 26379))
+    scheme = parts.scheme.removesuffix("+sentinel")
+    master = dict(parse_url(f"{scheme}://{credentials}{at}master/{database}?{parts.query}"))
+    for name in ("host", "connection_class"):
+        master.pop(name, None)
+    sentinel = {
+        name: master.pop(f"sentinel_{name}") for name in ("username", "password") if f"sentinel_{name}" in master
+    }
+    if scheme == "rediss":
+        sentinel |= {name: value for name, value in master.items() if name.startswith("ssl_")} | {"ssl": True}
+        master["ssl"] = True
+    return SentinelPlace(addresses, service, sentinel, master)
+
+
+def _sentinel_client(url: str, config: StoreConfig) -> Any:
+    from redis.sentinel import Sentinel
+
+    place = read_sentinel_url(url)
+    timeouts = {"socket_timeout": config.connect_timeout_s, "socket_connect_timeout": config.connect_timeout_s}
+    sentinel = Sentinel(place.addresses, sentinel_kwargs=timeouts | place.sentinel_options)
+    return sentinel.master_for(place.service, **(_options(config) | place.master_options))
 
 
 def _cluster_client(url: str, config: StoreConfig) -> Any:
@@ -232,8 +286,17 @@ def _is_cluster(connection: Connection) -> bool:
     return connection.call("INFO", "cluster").get("cluster_enabled", 0) == 1
 
 
-def _check_server(connection: Connection) -> None:
-    """Refuses a server that is too old or that may evict exemplars; names weaker durability in one sentence."""
+def _warn_of(place: str, weak: set[str]) -> None:
+    if weak:
+        log.warning(
+            "The server at %s can lose its last writes in a crash (%s): set appendonly yes and appendfsync always to "
+            "keep every acknowledged one.",
+            place, "; ".join(sorted(weak)),
+        )  # fmt: skip
+
+
+def _check_server(connection: Connection) -> str:
+    """Refuses a server that is too old or that may evict exemplars; answers what its durability lacks, or ''."""
     version = str(connection.call("INFO", "server").get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
         raise StoreError(f"the server at {connection.place} is Redis {version}: 6.2 or later is needed")
@@ -243,25 +306,20 @@ def _check_server(connection: Connection) -> None:
             for name in ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
         }
     except StoreError as error:
-        log.warning("The durability of the store cannot be checked: %s", error)
-        return
+        return f"which cannot be checked, since {error}"
     policy = settings["maxmemory-policy"]
     if settings["maxmemory"] not in ("", "0") and policy.startswith("allkeys"):
         raise StoreError(
             f"the server at {connection.place} evicts keys when full (maxmemory-policy {policy}), which would lose "
             "exemplars: set it to noeviction"
         )
-    if settings["appendonly"] != "yes" or settings["appendfsync"] != "always":
-        log.warning(
-            "The server at %s can lose its last writes in a crash (appendonly %s, appendfsync %s): set appendonly yes "
-            "and appendfsync always to keep every acknowledged one.",
-            connection.place, settings["appendonly"], settings["appendfsync"],
-        )  # fmt: skip
+    if settings["appendonly"] == "yes" and settings["appendfsync"] == "always":
+        return ""
+    return f"appendonly {settings['appendonly']}, appendfsync {settings['appendfsync']}"
 
 
 def _without_password(url: str) -> str:
     parts = urlsplit(url)
     credentials, at, hosts = parts.netloc.rpartition("@")
-    if not at:
-        return url.split("?")[0]
-    return f"{parts.scheme}://{credentials.split(':')[0]}{at}{hosts}{parts.path}"
+    user = credentials.split(":")[0]
+    return f"{parts.scheme}://{user}{at if user else ''}{hosts}{parts.path}"

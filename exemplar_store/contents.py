@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from exemplar_store.codec import unpack
+from exemplar_store.codec import read
 from exemplar_store.filed import Claim, FiledEvaluation
 from exemplar_store.keys import Shelf
 from exemplar_store.store import ExemplarStore, read_entry
@@ -106,7 +106,7 @@ def shelf_items(
 def _read(kind: Kind, data: bytes) -> Exemplar | FiledEvaluation | Claim:
     if kind == "exemplar":
         return read_entry(data)
-    return FiledEvaluation.from_json(unpack(data)) if kind == "evaluation" else Claim.from_json(unpack(data))
+    return read(FiledEvaluation, data) if kind == "evaluation" else read(Claim, data)
 
 
 @dataclass

@@ -6,7 +6,7 @@ version of the evaluator measured is not given out.
 
 from __future__ import annotations
 
-from exemplar_store.codec import pack, unpack
+from exemplar_store.codec import pack, read
 from exemplar_store.keys import Shelf
 from exemplar_store.store import ExemplarStore
 from tasks.records import Evaluation
@@ -34,7 +34,7 @@ class Controls:
     def newest(self, device_type: str, protocol: str, count: int = KEPT) -> list[Evaluation]:
         """At most `count` controls by this version of the evaluator, oldest first."""
         found = self._connection.call("ZRANGE", self._key(device_type, protocol), -count, -1)
-        evaluations = [Evaluation.from_json(unpack(data)) for data in found]
+        evaluations = [read(Evaluation, data) for data in found]
         return [one for one in evaluations if one.versions.evaluator == EVALUATOR_VERSION]
 
     def _key(self, device_type: str, protocol: str) -> str:

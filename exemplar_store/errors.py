@@ -25,6 +25,10 @@ class UnknownSchema(StoreError):
     """The data were written by a version of Kontrast with another key layout."""
 
 
+class DamagedValue(StoreError):
+    """A stored value is not what was written."""
+
+
 class StaleToken(StoreError):
     """A newer holder of the same role has taken over; this one must end."""
 

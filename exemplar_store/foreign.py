@@ -56,40 +56,49 @@ def is_kernelbench_run(folder: Path) -> bool:
 def read_kernelbench_run(
     folder: Path, device_type: str, load_task: Callable[[str], Task], skipped: Counter[str]
 ) -> Iterator[Found]:
-    """Tasks and claims of a run folder's kernels, in the order of their names; KernelBench reports no speedup there.
+    """Tasks and claims of a run folder's kernels, in the order of their names.
 
     `load_task` finds a task by its id, as in `kernelbench:2/18`. Kernels that the folder's own results call wrong are
-    skipped.
+    skipped; a speedup is claimed where those results have both run times.
     """
-    wrong = _known_wrong(folder)
+    results = _own_results(folder)
     named = sorted((path for path in folder.iterdir() if _KERNEL_FILE.match(path.name)), key=lambda path: path.name)
     for path in named:
         level, problem, sample = (int(digits) for digits in _KERNEL_FILE.findall(path.name)[0])
         code = path.read_text(errors="replace")
-        if (problem, sample) in wrong:
+        result = results.get((problem, sample), {})
+        if not (result.get("compiled", True) and result.get("correctness", True)):
             skipped["wrong by its own results"] += 1
         elif not code.strip():
             skipped["empty kernel"] += 1
         else:
             task = load_task(f"kernelbench:{level}/{problem}")
-            yield task, _claim(task, code, device_type, None, f"{folder.name}/{path.name}")
+            yield task, _claim(task, code, device_type, _ratio(result), f"{folder.name}/{path.name}")
 
 
-def _known_wrong(folder: Path) -> set[tuple[int, int]]:
-    """(problem, sample) of kernels that `eval_results.json` has as not compiled or not correct."""
+def _own_results(folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
+    """(problem, sample) -> what `eval_results.json` says of it; nothing without that file."""
     path = folder / "eval_results.json"
     if not path.exists():
-        return set()
+        return {}
     try:
         results = json.loads(path.read_text())
-    except ValueError as error:
-        raise StoreUsageError(f"{path} is not JSON ({error}): repair or remove it") from error
-    wrong = set()
-    for problem, samples in results.items() if isinstance(results, dict) else ():
-        for result in samples if isinstance(samples, list) else [samples]:
-            if isinstance(result, dict) and not (result.get("compiled", True) and result.get("correctness", True)):
-                wrong.add((int(problem), int(result.get("sample_id", 0))))
-    return wrong
+        listed = [
+            (int(problem), result)
+            for problem, samples in results.items()
+            for result in (samples if isinstance(samples, list) else [samples])
+        ]
+        return {(problem, int(result.get("sample_id", 0))): result for problem, result in listed}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreUsageError(
+            f"{path} does not have KernelBench's results by problem number ({error}): repair or remove it"
+        ) from error
+
+
+def _ratio(result: dict[str, Any]) -> float | None:
+    """Reference's run time over the kernel's; KernelBench writes -1 for what it did not measure, or nothing."""
+    reference, kernel = _score(result.get("ref_runtime")), _score(result.get("runtime"))
+    return _score(reference / kernel) if reference and kernel else None
 
 
 def _claim(task: Task, code: str, device_type: str, speedup: float | None, origin: str) -> Claim:

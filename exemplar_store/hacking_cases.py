@@ -7,11 +7,11 @@ the same order everywhere.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib import resources
+from typing import TYPE_CHECKING, cast
 
 from pydantic import Field, ValidationError
 
@@ -22,12 +22,16 @@ from tasks.records.base import Record, digest
 from tasks.records.evaluation import RejectionReason
 from tasks.records.source import normalised_source
 
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
+
 LONGEST_GRAM = 3
 NEARLY_EQUAL = 0.8
 """Similarity from which a cheat found in a run adds nothing to a known case of its family."""
 MOST = 500
 """Cases at which runs stop adding theirs."""
-_TOKEN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|\d+(?:\.\d+)?|[^\sA-Za-z0-9_]")
+CASE_FIELDS = frozenset({"family", "reason", "code", "explanation"})
+"""What a line of cases has at least."""
 
 
 class HackingCase(Record):
@@ -48,10 +52,18 @@ class HackingCase(Record):
         return exemplar_id(digest("hacking", self.family, normalised_source(self.code)))
 
 
+@cache
+def _splitter() -> PreTokenizer:
+    """Words and single signs, also within strings, where kernels have their CUDA text."""
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+
+    return cast("PreTokenizer", BertPreTokenizer())
+
+
 @lru_cache(maxsize=2 * MOST)
 def grams(code: str) -> Counter[tuple[str, ...]]:
     """Runs of one to three tokens of the code without comments and layout, counted. Shared: not to be changed."""
-    tokens = _TOKEN.findall(normalised_source(code))
+    tokens = [token for token, _ in _splitter().pre_tokenize_str(normalised_source(code))]
     return Counter(
         tuple(tokens[at : at + length])
         for length in range(1, LONGEST_GRAM + 1)

@@ -56,8 +56,12 @@ def choose_ids(
     """At most `count` exemplars of one island by a strategy over its buckets, in the order drawn."""
     ordered = sorted(members, key=lambda id: (members[id], id))
     inside: dict[int, list[str]] = {}
+    index, high = 0, 0.0
     for id in ordered:
-        inside.setdefault(bucketing.index(members[id]), []).append(id)
+        if members[id] >= high:  # the first of its bucket, since they come in order
+            index = bucketing.index(members[id])
+            high = bucketing.high(index)
+        inside.setdefault(index, []).append(id)
     buckets = [
         Bucket(index, len(ids), sum(bucketing.micro_score(members[id]) for id in ids) / len(ids) / MICRO)
         for index, ids in sorted(inside.items())

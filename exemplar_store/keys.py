@@ -18,6 +18,7 @@ belongs to the whole store shares `{store}`. No operation touches two slots at o
     kontrast:{<task>}:islands:<shelf>              hash    exemplar id -> islands it is on, as ,0,3,; # -> births
     kontrast:{<task>}:pins                         hash    <shelf>|<exemplar id> -> how many owners refer to it;
                                                            <owner>|<shelf>|<exemplar id> -> 1
+    kontrast:{<task>}:best:<run>                   hash    shelf -> lower end of the interval of the run's best on it
     kontrast:{<task>}:group:<run>:<group>          hash    prompt, size, left, s:<sample id> -> packed scored sample
     kontrast:{<task>}:outbox:<run>                 set     complete groups that the relay has not moved yet
     kontrast:{<task>}:done:<run>                   set     groups that the relay has moved
@@ -40,8 +41,8 @@ from functools import lru_cache
 from exemplar_store.errors import StoreUsageError
 from tasks.records import Evaluation, Exemplar
 
-SCHEMA_VERSION = 1
-"""Raised whenever the layout above or the packed form of a value changes."""
+SCHEMA_VERSION = 2
+"""Raised whenever the layout above or the packed form of a value changes; `migrations` has a step for each."""
 EXEMPLAR_ID_DIGITS = 32
 """An exemplar's id on its shelf is this much of its candidate hash: 128 bits."""
 

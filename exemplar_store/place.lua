@@ -30,9 +30,25 @@ local function remove(keys, shelf, id, entry)
   redis.call('HDEL', keys.islands, id)
 end
 
--- Cuts a bucket to its best, its newest and the lowest ids. An id is a hash, so the lowest ones are a uniform sample
--- of all that ever arrived, and the same one whatever the order of arrival.
-local function cut(keys, shelf, low, high, caps)
+-- An owner protects an exemplar from removal. Answers 1, or 0 when it did so before.
+local function hold(keys, owner, shelf, id)
+  if redis.call('HSETNX', keys.pins, owner .. '|' .. shelf .. '|' .. id, 1) == 0 then return 0 end
+  redis.call('HINCRBY', keys.pins, shelf .. '|' .. id, 1)
+  return 1
+end
+
+-- A run holds the exemplar when it is the best that the run has found on this shelf, by the interval's lower end: what
+-- its report shows. Those that were best before stay held, since a measurement that confirms may come to them.
+local function hold_best(keys, best, run, shelf, id, ci_low)
+  local stands = tonumber(redis.call('HGET', best, shelf) or '-1')
+  if tonumber(ci_low) <= stands then return 0 end
+  redis.call('HSET', best, shelf, ci_low)
+  return hold(keys, 'run:' .. run, shelf, id)
+end
+
+-- Cuts a bucket to its best, its newest and the lowest ids, beside what is pinned or in `kept`. An id is a hash, so the
+-- lowest ones are a uniform sample of all that ever arrived, and the same one whatever the order of arrival.
+local function cut(keys, shelf, low, high, caps, kept)
   local ids = redis.call('ZRANGEBYSCORE', keys.scores, low, high)
   local keep, entries, seqs, order = {}, {}, {}, {}
   for rank, id in ipairs(ids) do
@@ -47,7 +63,7 @@ local function cut(keys, shelf, low, high, caps)
   for rank = 1, math.min(caps[3], #order) do keep[order[rank]] = true end
   local gone = 0
   for _, id in ipairs(ids) do
-    if not keep[id] and redis.call('HEXISTS', keys.pins, shelf .. '|' .. id) == 0 then
+    if not keep[id] and not kept[id] and redis.call('HEXISTS', keys.pins, shelf .. '|' .. id) == 0 then
       remove(keys, shelf, id, entries[id])
       gone = gone + 1
     end
@@ -84,7 +100,7 @@ local function place(keys, filing, packed, island)
   local limit = caps[1] + caps[2] + caps[3]
   local gone = 0
   if limit > 0 and count > limit * 1.25 then
-    gone = cut(keys, shelf, a[6], a[7], caps)
+    gone = cut(keys, shelf, a[6], a[7], caps, {})
   end
   return known and 0 or 1, bucket, gone
 end

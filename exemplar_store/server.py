@@ -20,6 +20,7 @@ import socket
 import stat
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -61,7 +62,8 @@ def find_server_binary() -> Path:
 class EmbeddedServer:
     """The server of one folder. `start` starts it, or attaches to the one that already serves the folder.
 
-    `owned` tells which: an attached server is another process's, and `stop` leaves it alone.
+    `owned` tells which: an attached server is another process's, and `stop` leaves it alone. When that process ends,
+    and its server with it, `renew` finds or starts the next one.
     """
 
     def __init__(self, folder: str | Path, *, start_timeout_s: float = 60.0) -> None:
@@ -70,6 +72,7 @@ class EmbeddedServer:
         self.pid = 0
         self._socket = ""
         self._process: Owned | None = None
+        self._renewing = threading.Lock()
 
     @property
     def owned(self) -> bool:
@@ -109,6 +112,19 @@ class EmbeddedServer:
         finally:
             os.close(lock)  # the server and its supervisor hold it now
         return self
+
+    def renew(self) -> bool:
+        """Serves the folder again after another process's server has ended with it: attaches to its successor or
+        starts one. False for a server of one's own, which ended for a reason, and where the socket is another now."""
+        with self._renewing:
+            before = self._socket
+            if not before or _ask_pid(before):
+                return bool(before)  # another thread has renewed it
+            if self.owned:
+                return False
+            self._socket = ""
+            self.start()
+            return self._socket == before
 
     def stop(self) -> None:
         """Ends an owned server and waits for it; detaches from another process's. Safe to call twice."""

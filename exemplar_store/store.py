@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import islice
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 from exemplar_store import metrics
 from exemplar_store.buckets import Bucket, Bucketing, read_stats
-from exemplar_store.codec import pack, unpack
+from exemplar_store.codec import pack, read
 from exemplar_store.config import StoreConfig
 from exemplar_store.connection import Connection, ScriptCall, connect
 from exemplar_store.errors import StoreUsageError, UnknownSchema
@@ -207,7 +207,7 @@ class ExemplarStore:
     def cached(self, key: CacheKey) -> Evaluation | None:
         """An earlier evaluation under the same key by this version of the evaluator, or None."""
         data = self.connection.call("HGET", self.keys.shelf(key.task_hash, "evaluations", key.shelf), key.field)
-        evaluation = None if data is None else FiledEvaluation.from_json(unpack(data)).evaluation
+        evaluation = None if data is None else read(FiledEvaluation, data).evaluation
         if evaluation is not None and evaluation.versions.evaluator != EVALUATOR_VERSION:
             evaluation = None
         metrics.CACHE_LOOKUPS.labels("miss" if evaluation is None else "hit").inc()
@@ -238,7 +238,7 @@ class ExemplarStore:
     def task(self, task_hash: str) -> Task | None:
         """The task's record, when it was given."""
         data = self.connection.call("GET", self.keys.task(task_hash, "task"))
-        return None if data is None else Task.from_json(unpack(data))
+        return None if data is None else read(Task, data)
 
     def tasks(self) -> dict[str, str]:
         """Task hash -> task id, of every task the store has heard of."""
@@ -323,11 +323,7 @@ class ExemplarStore:
         flat = self.connection.script("open_store", [self.keys.store("meta")], arguments)
         stands = {flat[at].decode(): flat[at + 1].decode() for at in range(0, len(flat), 2)}
         place = self.connection.place
-        if stands.get("schema") != ours["schema"]:
-            raise UnknownSchema(
-                f"the store at {place} has schema {stands.get('schema')} and this version reads {SCHEMA_VERSION}: open "
-                f"it with kontrast {stands.get('made_by', '')} and export it, or use another folder or namespace"
-            )
+        schema = _known_schema(stands, place)
         if adopt:
             scale: Any = stands["bucket_scale"]
             self.bucketing = Bucketing(scale, float(stands["bucket_width"]))
@@ -337,6 +333,23 @@ class ExemplarStore:
                 f"configuration asks for {ours['bucket_scale']} ones of {ours['bucket_width']}: set "
                 "store.bucket_scale and store.bucket_width to the store's, or use another namespace"
             )
+        if schema < SCHEMA_VERSION:
+            from exemplar_store.migrations import migrate
+
+            migrate(self, schema)
+
+
+def _known_schema(stands: Mapping[str, str], place: str) -> int:
+    """The schema of a store that this version reads or migrates; raises UnknownSchema for any other."""
+    from exemplar_store.migrations import STEPS
+
+    schema = stands.get("schema", "none")
+    if schema.isdecimal() and int(schema) in (*STEPS, SCHEMA_VERSION):
+        return int(schema)
+    raise UnknownSchema(
+        f"the store at {place} has schema {schema} and this version reads {SCHEMA_VERSION}: open it with kontrast "
+        f"{stands.get('made_by', 'of another version')} and export it, or use another folder or namespace"
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -353,4 +366,4 @@ def _batches(exemplars: Iterable[Exemplar], length: int) -> Iterator[list[Exempl
 
 def read_entry(entry: bytes) -> Exemplar:
     """The exemplar of an entry as `place.lua` writes it."""
-    return Exemplar.from_json(unpack(entry.split(b"|", 3)[3]))
+    return read(Exemplar, entry.split(b"|", 3)[3])

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from exemplar_store import metrics
-from exemplar_store.codec import pack, unpack
+from exemplar_store.codec import pack, read
 from exemplar_store.errors import StaleToken, StoreUsageError
 from exemplar_store.filed import CacheKey, FiledEvaluation
 from exemplar_store.keys import Shelf
@@ -111,9 +111,9 @@ class RunStream:
     def record(self, scored: ScoredSample, exemplar: Exemplar | None = None) -> GroupProgress:
         """A sample leaves its group: accepted, rejected, unscored, or cancelled when it has no evaluation.
 
-        In one script: the group's state, the ledger, the measurement cache, the exemplar's bucket, and the outbox when
-        the group is whole. Recording the same sample again changes nothing. Raises StoreUsageError for a sample of an
-        unknown group, or an exemplar of something else.
+        In one script: the group's state, the ledger, the measurement cache, the exemplar's bucket, the run's pin on it
+        when it is the run's best on its shelf, and the outbox when the group is whole. Recording the same sample again
+        changes nothing. Raises StoreUsageError for a sample of an unknown group, or an exemplar of something else.
         """
         task_hash = self._task_of(scored)
         if task_hash is None:
@@ -130,7 +130,7 @@ class RunStream:
         if exemplar is not None:
             if outcome != "accepted" or exemplar.task_hash != task_hash:
                 raise StoreUsageError(f"sample {scored.sample.id} is {outcome}: it brings no exemplar of its task")
-            placing = self.store.place_arguments(exemplar)
+            placing = [*self.store.place_arguments(exemplar), self.run_id, repr(exemplar.measurement.ci_low)]
             keys = list(self.store.place_keys(exemplar))
         else:
             keys = list(self.store.shelf_keys(task_hash, shelf))
@@ -140,7 +140,7 @@ class RunStream:
             [
                 self._group(task_hash, sample.prompt_id), self._task(task_hash, "done"),
                 self._task(task_hash, "outbox"), self._task(task_hash, "ledger"),
-                self._keys.shelf(task_hash, "evaluations", shelf), *keys,
+                self._keys.shelf(task_hash, "evaluations", shelf), *keys, self._task(task_hash, "best"),
             ],
             [sample.prompt_id, sample.id, sample.index, outcome, pack(scored.to_json()), field, packed, *placing],
         )  # fmt: skip
@@ -180,15 +180,19 @@ class RunStream:
         fields = self._connection.call("HGETALL", self._group(task_hash, group_id))
         if fields:
             return _assemble(group_id, self.run_id, fields)
-        start = "-"
-        while True:
-            page = self._connection.call("XRANGE", self._run("scored"), start, "+", "COUNT", _CLAIM_PAGE)
-            for entry_id, entry in page:
-                start = f"({entry_id.decode()}"
-                if entry[b"group"].decode() == group_id:
-                    return ScoredGroup.from_json(unpack(entry[b"packed"]))
-            if len(page) < _CLAIM_PAGE:
-                return None
+        for _, entry in self._scored_entries():
+            if entry[b"group"].decode() == group_id:
+                return read(ScoredGroup, entry[b"packed"])
+        return None
+
+    def pending_prompts(self) -> Iterator[Prompt]:
+        """Prompts of all groups that are open, or that no complete checkpoint contains yet."""
+        for group_id, task_hash in self._connection.call("HGETALL", self._run("open")).items():
+            packed = self._connection.call("HGET", self._group(task_hash.decode(), group_id.decode()), "prompt")
+            if packed is not None:
+                yield read(Prompt, packed)
+        for _, entry in self._scored_entries():
+            yield read(ScoredGroup, entry[b"packed"]).prompt
 
     def relay(self) -> int:
         """Moves every complete group into `scored`, each once; how many this call moved. Anyone may call it."""
@@ -295,13 +299,24 @@ class RunStream:
             acked += answer
         return acked
 
+    def _scored_entries(self) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+        """What is in `scored`, oldest first: groups that nobody has acked."""
+        start = "-"
+        while True:
+            page = self._connection.call("XRANGE", self._run("scored"), start, "+", "COUNT", _CLAIM_PAGE)
+            for entry_id, entry in page:
+                start = f"({entry_id.decode()}"
+                yield entry_id, entry
+            if len(page) < _CLAIM_PAGE:
+                return
+
     def _groups(self, consumer: str, entries: Sequence[Any]) -> list[tuple[str, ScoredGroup]]:
         groups = []
         for entry_id, fields in entries:
             if not fields:  # acked by its earlier holder in the meantime
                 continue
             values = {fields[at]: fields[at + 1] for at in range(0, len(fields), 2)}
-            groups.append((entry_id.decode(), ScoredGroup.from_json(unpack(values[b"packed"]))))
+            groups.append((entry_id.decode(), read(ScoredGroup, values[b"packed"])))
             self._last_read[consumer] = entry_id.decode()
         return groups
 
@@ -344,8 +359,8 @@ class RunStream:
 
 def _assemble(group_id: str, run_id: str, fields: dict[bytes, bytes]) -> ScoredGroup:
     """The group from its state; samples by index."""
-    samples = [ScoredSample.from_json(unpack(value)) for name, value in fields.items() if name.startswith(b"s:")]
+    samples = [read(ScoredSample, value) for name, value in fields.items() if name.startswith(b"s:")]
     return ScoredGroup(
-        id=group_id, run_id=run_id, prompt=Prompt.from_json(unpack(fields[b"prompt"])),
+        id=group_id, run_id=run_id, prompt=read(Prompt, fields[b"prompt"]),
         samples=tuple(sorted(samples, key=lambda scored: scored.sample.index)),
     )  # fmt: skip

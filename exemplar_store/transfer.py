@@ -3,7 +3,8 @@
     {"format":"kontrast-store","kind":"exemplar","record":{...},"schema":1}
 
 Invariants: equal contents give equal bytes, whatever the order of arrival; an interrupted export goes on where its file
-ends, an interrupted import where its last acknowledged line ends; importing twice changes nothing.
+ends, unless the store has got more since, an interrupted import where its last acknowledged line ends; importing twice
+changes nothing.
 """
 
 from __future__ import annotations
@@ -14,23 +15,26 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pydantic import ValidationError
 
 from exemplar_store.codec import pack
-from exemplar_store.contents import KINDS, Item, Kind, Place, items
+from exemplar_store.contents import KINDS, Item, Kind, Place, contents, items
 from exemplar_store.errors import StoreUsageError
 from exemplar_store.filed import CacheKey, Claim, FiledEvaluation
 from exemplar_store.foreign import UNKNOWN_DEVICE, is_cuda_l1, is_kernelbench_run, read_cuda_l1, read_kernelbench_run
-from exemplar_store.hacking_cases import HackingCase, HackingCases
-from exemplar_store.keys import SCHEMA_VERSION, Shelf, exemplar_id
+from exemplar_store.hacking_cases import CASE_FIELDS, HackingCase, HackingCases
+from exemplar_store.keys import Shelf, exemplar_id
 from exemplar_store.store import ExemplarStore
 from tasks.records import Exemplar, Task
-from tasks.records.base import Record, stable_json
+from tasks.records.base import Record, digest, stable_json
 
 FORMAT = "kontrast-store"
+LINE_SCHEMA = 1
+"""Version of the lines; the store's own layout has another."""
 LINES_PER_MARK = 1024
 """Lines filed before the place is marked at which an interrupted import goes on."""
 Progress = Callable[[int], None]
@@ -44,11 +48,17 @@ def _quiet(_: int) -> None:
 def export_file(store: ExemplarStore, path: Path, progress: Progress = _quiet) -> int:
     """Writes the whole store to a file, streamed; how many lines it has.
 
-    The file appears whole or not at all: until then it is `<path>.part`, and an export that finds one goes on after
-    its last whole line. Raises StoreUsageError when the file cannot be written or the part is of something else.
+    The file appears whole or not at all: until then it is `<path>.<size of the store>.part`, and an export that finds
+    one goes on after its last whole line. A part of the store as it was before later records came is begun anew, since
+    they may stand before its end. Raises StoreUsageError when the file cannot be written or the part is of something
+    else.
     """
-    part = path.with_name(path.name + ".part")
+    if path.exists() and not path.is_file():
+        raise StoreUsageError(f"{path} is no regular file: name one, or - for standard output")
+    part = path.with_name(f"{path.name}.{_size_mark(store)}.part")
     try:
+        for stale in set(path.parent.glob(f"{escape(path.name)}.*.part")) - {part}:
+            stale.unlink()
         done, after = _resume_point(part)
         with part.open("ab") as file:
             for line in export_lines(store, after=after, with_cases=done == 0):
@@ -76,8 +86,23 @@ def export_lines(store: ExemplarStore, *, after: Place | None = None, with_cases
 
 def _line(kind: str, record: Record) -> str:
     return stable_json(
-        {"format": FORMAT, "schema": SCHEMA_VERSION, "kind": kind, "record": record.model_dump(mode="json")}
+        {"format": FORMAT, "schema": LINE_SCHEMA, "kind": kind, "record": record.model_dump(mode="json")}
     )
+
+
+def _size_mark(store: ExemplarStore) -> str:
+    """Names how much a store holds: changes with every record that comes or goes."""
+    known = contents(store)
+    commands: list[tuple[str, ...]] = [("HLEN", store.keys.store("hacking"))]
+    for task_hash, kinds in known.shelves.items():
+        commands += [
+            ("HGET", store.keys.task(task_hash, "stats"), "seq"),
+            ("EXISTS", store.keys.task(task_hash, "task")),
+        ]
+        for kind, shelves in sorted(kinds.items()):
+            commands += [("HLEN", store.keys.shelf(task_hash, f"{kind}s", shelf)) for shelf in shelves]
+    counts = store.connection.calls(commands)
+    return digest("export", *known.shelves, *map(repr, zip(commands, counts, strict=True)))[:12]
 
 
 def _resume_point(part: Path) -> tuple[int, Place | None]:
@@ -122,7 +147,7 @@ def import_path(
     load_task: Callable[[str], Task] | None = None,
     progress: Progress = _quiet,
 ) -> Imported:
-    """Imports an export, CUDA-L1's released lines, or a KernelBench run folder; the format is told by the content.
+    """Imports an export, CUDA-L1's released lines, hacking cases, or a KernelBench run folder, told by the content.
 
     `device_type` is where the claims of foreign files were measured. Raises StoreUsageError naming the first line that
     fits no format; what came before it is in the store, and importing again is safe.
@@ -199,12 +224,17 @@ def _read_lines(
 
 
 def _read_line(value: Any, where: str) -> Item | HackingCase:
-    """The record of one line of an export."""
+    """The record of one line of an export, or the hacking case that a line is by itself."""
+    if isinstance(value, dict) and value.keys() >= CASE_FIELDS:
+        value = {"format": FORMAT, "schema": LINE_SCHEMA, "kind": "hacking_case", "record": value}
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise StoreUsageError(f"{where}, is neither a line of an export nor one of CUDA-L1's release")
-    if value.get("schema") != SCHEMA_VERSION:
         raise StoreUsageError(
-            f"{where}, has schema {value.get('schema')} and this version reads {SCHEMA_VERSION}: export it again"
+            f"{where}, is neither a line of an export, nor one of CUDA-L1's release, nor a hacking case"
+        )
+    if value.get("schema") != LINE_SCHEMA:
+        raise StoreUsageError(
+            f"{where}, has schema {value.get('schema')} and this version reads {LINE_SCHEMA}: import it with the "
+            "version that exported it, and export it with this one"
         )
     kinds: dict[str, type[Record]] = {"task": Task, "exemplar": Exemplar, "evaluation": FiledEvaluation, "claim": Claim}
     kind = value.get("kind")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -39,6 +39,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str, typer.Option("--device-type", help="GPU type, or cpu; empty means all.")]
 
 _PROGRESS_EVERY_S = 1.0
+_RETRIES = 4
+"""A person who waits wants to know sooner than a run that a server does not answer."""
 
 
 @app.command()
@@ -142,8 +144,7 @@ def export_(
         from exemplar_store.transfer import export_file, export_lines
 
         if out == "-":
-            for line in export_lines(opened):
-                sys.stdout.write(line + "\n")
+            _to_standard_output(export_lines(opened))
             return
         lines = export_file(opened, Path(out), _Progress("lines written"))
     typer.echo(f"{lines:,} lines in {out}")
@@ -152,7 +153,9 @@ def export_(
 @app.command(name="import")
 def import_(
     store: Where,
-    path: Annotated[Path, typer.Argument(help="An export, CUDA-L1's released lines, or a KernelBench run folder.")],
+    path: Annotated[
+        Path, typer.Argument(help="An export, CUDA-L1's lines, hacking cases, or a KernelBench run folder.")
+    ],
     device_type: Annotated[
         str, typer.Option("--device-type", help="Where foreign claims were measured, such as A100.")
     ] = "unknown",
@@ -181,15 +184,25 @@ def prune(
     old_evaluations: Annotated[
         bool, typer.Option("--old-evaluations", help="Remove evaluations by other versions of the evaluator.")
     ] = False,
+    forget: Annotated[
+        str, typer.Option(metavar="RUN", help="First let go of what this run's report shows: it may be pruned then.")
+    ] = "",
     namespace: Namespace = "kontrast",
 ) -> None:
-    """Cut every bucket to its best, its newest and a random sample; what a checkpoint or report refers to stays."""
-    if not (best or newest or random or old_evaluations):
-        raise UsageError("nothing to prune: give at least one of --best, --newest, --random, --old-evaluations")
+    """Cut every bucket to its best, its newest and a random sample.
+
+    What a run's report shows and what a group shows that a checkpoint leaves to be replayed stays.
+    """
+    if not (best or newest or random or old_evaluations or forget):
+        raise UsageError(
+            "nothing to prune: give at least one of --best, --newest, --random, --old-evaluations, --forget"
+        )
     with _opened(store, namespace) as opened:
         from exemplar_store import pruning
         from exemplar_store.config import BucketCaps
 
+        if forget:
+            typer.echo(f"{pruning.unpin(opened, pruning.owner_of_run(forget)):,} exemplars no longer held by {forget}")
         if best or newest or random:
             removed = pruning.prune(opened, BucketCaps(best=best, newest=newest, random=random))
             typer.echo(f"{removed:,} exemplars removed")
@@ -207,7 +220,7 @@ def verify(
     with _opened(store, namespace) as opened:
         from exemplar_store.verify import verify as recount
 
-        verdict = recount(opened, sources=sources)
+        verdict = recount(opened, sources=sources, progress=_Progress("exemplars recounted"))
     for problem in verdict.problems:
         typer.echo(problem)
     typer.echo(verdict.summary())
@@ -219,7 +232,8 @@ def _opened(location: str, namespace: str, *, create: bool = False) -> Iterator[
     from exemplar_store import ExemplarStore, StoreConfig
 
     location = location if create else _existing(location)
-    with ExemplarStore.connect(location, StoreConfig(namespace=namespace), adopt_buckets=True) as opened:
+    config = StoreConfig(namespace=namespace, retries=_RETRIES)
+    with ExemplarStore.connect(location, config, adopt_buckets=True) as opened:
         yield opened
 
 
@@ -234,6 +248,18 @@ def _existing(location: str) -> str:
     if found is None:
         raise UsageError(f"{location} holds no store: name a run, the folder of an embedded server, or a URL")
     return str(found)
+
+
+def _to_standard_output(lines: Iterable[str]) -> None:
+    """Raises UsageError when it cannot be written; a reader that has seen enough is no error of ours."""
+    try:
+        for line in lines:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(f"standard output cannot be written: {error.strerror}; the export is incomplete") from error
 
 
 def _find_task(opened: ExemplarStore, name: str) -> str:

@@ -1,28 +1,46 @@
-"""Rates and sizes of the exemplar store on this machine, as a table.
+"""Rates and sizes of the exemplar store on this machine, as a table, beside what it must reach.
 
-    python tests/bench/store_rates.py [--exemplars 20000] [--tasks 40] [--clients 1]
+    python tests/bench/store_rates.py [--exemplars 20000] [--tasks 40] [--clients 1] [--simulated 500000] [--soak 20]
+
+The whole table takes about fifteen minutes on two cores that nobody else uses:
+
+    python tests/bench/store_rates.py --exemplars 1000000 --tasks 2000 --simulated 10000000 --soak 300
 
 Two sync policies are compared in one run: what `appendfsync always` costs against `everysec`, pipelined and one at a
-time. Then a draw with its sources, memory per exemplar beyond its compressed source, and a restart from the file.
+time, in turns. Then a draw with its sources, memory per exemplar beyond its compressed source, a restart from the file,
+simulated draws against the closed form of Eq. 1, and 64 rollout clients beside 64 writers.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import statistics
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from random import Random
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from exemplar_store import EmbeddedServer, ExemplarStore, StoreConfig
 from exemplar_store.codec import pack
+from exemplar_store.sampling import draw_distinct
 from tasks.records import Candidate, Exemplar, Measurement
+from tests.bench.store_soak import soak
+from tests.exemplar_store.test_sampling import chi_squared, chi_squared_limit, closed_form
 
 BATCH = 4096
 OPERATIONS = ["relu", "sigmoid", "tanh", "sum(dim=-1)", "amax(dim=1)", "softmax(dim=-1)", "mean(dim=0)", "exp", "rsqrt"]
+MEANS = [0.55, 0.95, 1.04, 1.15, 1.25, 1.62, 2.05, 3.1]
+"""Mean speedups of the buckets of the simulated draws, at the default temperature."""
+TURNS = 4
+"""Times that each sync policy is measured, in turns."""
 NOUNS = ["block", "row", "tile", "stride", "mask", "partial", "shared", "accumulator", "warp", "offset", "scale"]
 
 
@@ -73,10 +91,17 @@ def fill(url: str, start: int, count: int, tasks: int) -> tuple[float, int]:
     return seconds, packed
 
 
-def one_at_a_time(store: ExemplarStore, tasks: int, count: int = 2000) -> float:
+def pipelined(store: ExemplarStore, start: int, count: int, tasks: int) -> float:
+    """Inserts per second, many under way at once."""
+    batch = list(exemplars(start, count, tasks, seed=start))
+    begin = time.perf_counter()
+    store.insert_many(batch)
+    return count / (time.perf_counter() - begin)
+
+
+def one_at_a_time(store: ExemplarStore, start: int, count: int, tasks: int) -> float:
     """Inserts per second, each acknowledged before the next."""
-    batch = list(exemplars(10**8, count, tasks, seed=1))
-    store.insert_many(batch[:1])
+    batch = list(exemplars(start, count, tasks, seed=start))
     begin = time.perf_counter()
     for exemplar in batch:
         store.insert(exemplar)
@@ -98,22 +123,13 @@ def memory(store: ExemplarStore) -> int:
     return int(store.connection.call("INFO", "memory")["used_memory"])
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--exemplars", type=int, default=20_000)
-    parser.add_argument("--tasks", type=int, default=40)
-    parser.add_argument("--clients", type=int, default=1, help="processes that insert at the same time")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kontrast-bench-") as folder:
-        with EmbeddedServer(folder) as server:
-            report(server, options.exemplars, options.tasks, options.clients)
-        begin = time.perf_counter()
-        with EmbeddedServer(folder, start_timeout_s=600):
-            row("restart from the append-only file", f"{time.perf_counter() - begin:.1f} s")
+def simulate(draws: int, seed: int) -> Counter[tuple[int, ...]]:
+    """How often each ordered pair of buckets was drawn."""
+    rng = Random(seed)
+    return Counter(tuple(draw_distinct(MEANS, 2, StoreConfig().temperature, rng)) for _ in range(draws))
 
 
-def report(server: EmbeddedServer, count: int, tasks: int, clients: int) -> None:
+def report_rates(server: EmbeddedServer, count: int, tasks: int, clients: int) -> None:
     """Fills the server and prints its rows."""
     with ExemplarStore.connect(server.url, StoreConfig(reply_timeout_s=120)) as store:
         empty = memory(store)
@@ -123,34 +139,86 @@ def report(server: EmbeddedServer, count: int, tasks: int, clients: int) -> None
             jobs = [pool.submit(fill, server.url, client * share, share, tasks) for client in range(clients)]
             done = [job.result() for job in jobs]
         wall = time.perf_counter() - begin
-        rates = sum(share / seconds for seconds, _ in done)
-        row("exemplars, tasks, clients", f"{share * clients:,}, {tasks:,}, {clients}")
-        row("insert, pipelined, fsync always", f"{rates:,.0f} /s")
+        rates, packed = sum(share / seconds for seconds, _ in done), sum(size for _, size in done)
+        row("exemplars, tasks, inserting processes", f"{share * clients:,}, {tasks:,}, {clients}")
+        row("insert, pipelined, fsync always", f"{rates:,.0f} /s", "at least 8,000 /s")
         row("  with making the records", f"{share * clients / wall:,.0f} /s")
-        beyond = (memory(store) - empty - sum(packed for _, packed in done)) / (share * clients)
-        row("compressed source", f"{sum(packed for _, packed in done) / (share * clients):,.0f} B")
-        row("memory beyond it, per exemplar", f"{beyond:,.0f} B")
-        always = one_at_a_time(store, tasks)
-        row("insert, one at a time, fsync always", f"{always:,.0f} /s")
+        row("compressed source", f"{packed / (share * clients):,.0f} B")
+        beyond = (memory(store) - empty - packed) / (share * clients)
+        row("memory beyond it, per exemplar", f"{beyond:,.0f} B", "at most 1,536 B")
         times = draw_times_ms(store, tasks)
         row("draw of two with sources, median", f"{statistics.median(times):.2f} ms")
-        row("draw of two with sources, p99", f"{times[int(len(times) * 0.99)]:.2f} ms")
-        store.connection.call("CONFIG SET", "appendfsync", "everysec")
-        batch = list(exemplars(2 * 10**8, BATCH, tasks, seed=3))
-        begin = time.perf_counter()
-        store.insert_many(batch)
-        row("insert, pipelined, fsync everysec", f"{BATCH / (time.perf_counter() - begin):,.0f} /s")
-        batch = list(exemplars(3 * 10**8, 2000, tasks, seed=4))
-        begin = time.perf_counter()
-        for exemplar in batch:
-            store.insert(exemplar)
-        everysec = len(batch) / (time.perf_counter() - begin)
-        row("insert, one at a time, fsync everysec", f"{everysec:,.0f} /s ({everysec / always:.2f} x always)")
+        row("draw of two with sources, p99", f"{times[int(len(times) * 0.99)]:.2f} ms", "at most 3 ms")
+        report_sync_policies(store, tasks)
 
 
-def row(name: str, value: str) -> None:
+def report_sync_policies(store: ExemplarStore, tasks: int) -> None:
+    """What syncing before each acknowledgement costs: both policies in turns, medians and their ratio."""
+    found: dict[tuple[str, str], list[float]] = {}
+    start = 10**8
+    for _ in range(TURNS):
+        for policy in ("always", "everysec"):
+            store.connection.call("CONFIG SET", "appendfsync", policy)
+            found.setdefault(("pipelined", policy), []).append(pipelined(store, start, BATCH, tasks))
+            found.setdefault(("one at a time", policy), []).append(one_at_a_time(store, start + BATCH, 1000, tasks))
+            start += 10**6
+    store.connection.call("CONFIG SET", "appendfsync", "always")
+    for way in ("pipelined", "one at a time"):
+        always, everysec = (statistics.median(found[way, policy]) for policy in ("always", "everysec"))
+        row(f"{way}, always", f"{always:,.0f} /s")
+        row(f"{way}, everysec", f"{everysec:,.0f} /s ({everysec / always:.2f} x always)")
+
+
+def report_simulation(draws: int) -> None:
+    """Simulated draws of two buckets against P(i then j) = p_i p_j / (1 - p_i)."""
+    cores = os.cpu_count() or 1
+    with ProcessPoolExecutor(cores) as pool:
+        parts = pool.map(simulate, [draws // cores] * cores, range(cores))
+        counts = sum(parts, Counter())
+    expected = closed_form(MEANS, StoreConfig().temperature)
+    found = chi_squared(counts, expected, counts.total())
+    limit = chi_squared_limit(len(expected) - 1)
+    row(f"chi-squared of {counts.total():,} draws", f"{found:.1f}", f"at most {limit:.1f}")
+
+
+def report_soak(seconds: float) -> None:
+    """64 clients that draw and 64 that write."""
+    outcome = soak(seconds, 4, 16)
+    counts = outcome.counts
+    row(f"64 drawing, 64 writing, {seconds:g} s", f"{counts['draws']:,} draws, {4 * counts['groups']:,} samples")
+    said = "both exact" if not outcome.problems else f"{len(outcome.problems)} problems: {outcome.problems[0]}"
+    row("  errors and ledgers", said, "no error, both exact")
+
+
+def row(name: str, value: str, must_reach: str = "") -> None:
     """One line of the table."""
-    print(f"{name:<40} {value}", flush=True)
+    print(f"{name:<40} {value:<36} {must_reach}".rstrip(), flush=True)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--exemplars", type=int, default=20_000)
+    parser.add_argument("--tasks", type=int, default=40)
+    parser.add_argument("--clients", type=int, default=1, help="processes that insert at the same time")
+    parser.add_argument("--simulated", type=int, default=500_000, help="simulated draws; 0 leaves them out")
+    parser.add_argument("--soak", type=float, default=20.0, help="seconds of the 128 clients; 0 leaves them out")
+    options = parser.parse_args()
+    row("", "measured", "must reach")
+    with tempfile.TemporaryDirectory(prefix="kontrast-bench-") as folder:
+        with EmbeddedServer(folder) as server:
+            report_rates(server, options.exemplars, options.tasks, options.clients)
+        begin = time.perf_counter()
+        with EmbeddedServer(folder, start_timeout_s=600):
+            row("restart from the append-only file", f"{time.perf_counter() - begin:.1f} s", "at most 60 s")
+    if options.simulated:
+        report_simulation(options.simulated)
+    if options.soak:
+        report_soak(options.soak)
+    row(
+        "load of the machine (1, 5, 15 min), cores",
+        f"{', '.join(f'{x:.1f}' for x in os.getloadavg())}; {os.cpu_count()}",
+    )
 
 
 if __name__ == "__main__":

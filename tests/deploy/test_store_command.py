@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from deploy.cli.store import app
 from exemplar_store import ExemplarStore
 from exemplar_store.hacking_cases import HackingCases
+from exemplar_store.pruning import owner_of_run, pin
 from tasks.errors import UsageError
 from tasks.records import Candidate, Exemplar, Measurement, Task
 
@@ -94,6 +95,24 @@ def test_export_import_verify_prune(folder: Path, tmp_path: Path) -> None:
         last = kontrast_store(copy, "verify", "--sources").splitlines()[-1]
         assert last == "1 tasks, 7 exemplars, 0 evaluations, 1 claims, 0 groups: consistent"
         assert kontrast_store(copy, "prune", "--best", "1") == "0 exemplars removed\n"
+
+
+def test_a_standard_output_that_is_full_is_one_sentence(folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "deploy.cli.main", "store", "export", "--store", str(folder), "-"], cwd=ROOT,
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert run.returncode == 2
+    assert "standard output cannot be written" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_forgotten_run_lets_go_of_its_kernels(folder: Path) -> None:
+    with ExemplarStore.connect(folder) as store:
+        pin(store, owner_of_run("run7"), [exemplar(0, 1.0)])
+    assert kontrast_store(folder, "prune", "--forget", "run7") == "1 exemplars no longer held by run7\n"
+    assert kontrast_store(folder, "prune", "--forget", "run7") == "0 exemplars no longer held by run7\n"
 
 
 def test_verify_ends_with_1_and_names_the_difference(tmp_path: Path) -> None:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from exemplar_store import EmbeddedServer, ExemplarStore, StoreConfig
+from exemplar_store import server as server_module
 from tasks.records import Candidate, Evaluation, Exemplar, Measurement, Prompt, Sample, ScoredSample
 
 TASK = "a" * 64
+SERVER_VARIABLE = "KONTRAST_TEST_SERVER"
 _namespaces = itertools.count()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def server_program() -> Iterator[Path]:
+    """The packaged server, or the program that KONTRAST_TEST_SERVER names: the same tests on another server."""
+    program = Path(os.environ.get(SERVER_VARIABLE) or server_module.find_server_binary())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_module, "find_server_binary", lambda: program)
+        yield program
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[EmbeddedServer]:
+def server(server_program: Path) -> Iterator[EmbeddedServer]:
     with tempfile.TemporaryDirectory(prefix="kontrast-test-") as folder, EmbeddedServer(folder) as running:
         yield running
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 
@@ -13,6 +14,7 @@ from exemplar_store.islands import EVERYWHERE, DrawnIslands, Population, choose_
 from exemplar_store.sampling import Buckets
 from exemplar_store.verify import verify
 from tasks.records import Exemplar, Prompt
+from tests.exemplar_store.test_sampling import chi_squared, chi_squared_limit, closed_form
 
 TASK = "a" * 64
 
@@ -54,6 +56,19 @@ def test_ids_are_drawn_from_two_buckets_of_the_island() -> None:
         assert "c" in chosen
         assert len(set(chosen)) == 2
     assert choose_ids({}, Buckets(0.5), Bucketing(), 2, Random(0)) == []
+
+
+def test_one_island_is_drawn_from_by_eq_1() -> None:
+    """Buckets of two, one and one; the exemplars of a bucket share its probability."""
+    members = {"a": 1.01, "b": 1.03, "c": 1.55, "d": 2.25}
+    expected = closed_form([1.02, 1.55, 2.25], 0.5)
+    bucket_of = {"a": 0, "b": 0, "c": 1, "d": 2}
+    rng, draws = Random(3), 20_000
+    drawn = [choose_ids(members, Buckets(0.5), Bucketing(), 2, rng) for _ in range(draws)]
+    counts = Counter(tuple(bucket_of[id] for id in ids) for ids in drawn)
+    assert chi_squared(counts, expected, draws) < chi_squared_limit(len(expected) - 1)
+    within = Counter(id for ids in drawn for id in ids if id in "ab")
+    assert chi_squared(within, {"a": 0.5, "b": 0.5}, within.total()) < chi_squared_limit(1)
 
 
 def test_drawn_islands_remember_the_latest_fitting_draw() -> None:

@@ -10,20 +10,25 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from exemplar_store import EmbeddedServer, ExemplarStore, StoreConfig
+from exemplar_store import EmbeddedServer, ExemplarStore, RunStream, StoreConfig
 from exemplar_store import server as server_module
 from exemplar_store.errors import StoreError, StoreFull, StoreLocked, StoreUnreachable
+from exemplar_store.keys import Shelf
 from exemplar_store.server import LOCK_FILE, MAX_SOCKET_PATH, find_server_binary, socket_path
+from exemplar_store.verify import verify
 
 TASK = "a" * 64
 REPOSITORY = Path(__file__).resolve().parents[2]
 OWNER = """
-import sys, time
-from exemplar_store import EmbeddedServer
+import pathlib, sys, time
+from exemplar_store import EmbeddedServer, server
+server.find_server_binary = lambda: pathlib.Path(sys.argv[2])
 server = EmbeddedServer(sys.argv[1]).start()
 print(server.pid, server.url, flush=True)
 time.sleep(600)
@@ -55,8 +60,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
 
 def start_owner(folder: Path) -> tuple[subprocess.Popen[str], int]:
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(folder)], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        [sys.executable, "-c", OWNER, str(folder), str(server_module.find_server_binary())], text=True,
+        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip
     assert owner.stdout is not None
     return owner, int(owner.stdout.readline().split()[0])
@@ -119,6 +124,34 @@ def test_a_killed_owner_leaves_no_server_and_no_lock(folder: Path, make_exemplar
         assert store.best(TASK, "cpu") == make_exemplar(1)
 
 
+def test_attached_stores_go_on_when_the_servers_owner_ends(folder: Path, make_exemplar: Callable) -> None:
+    """Four stores that were opened while another process ran the server, two threads each: one of them runs it then."""
+    config = StoreConfig(retries=2, retry_cap_s=0.05)
+    owner, old = start_owner(folder)
+    stores = [ExemplarStore.connect(folder, config) for _ in range(4)]
+    stores[0].insert(make_exemplar(1))
+    end(owner)
+    assert wait_until(lambda: not alive(old))
+    with ThreadPoolExecutor(8) as threads:
+        inserted = threads.map(lambda number: stores[number % 4].insert(make_exemplar(10 + number)).new, range(8))
+        assert list(inserted) == [True] * 8
+    servers = [store.connection.server for store in stores]
+    assert sum(server.owned for server in servers) == 1
+    assert len({server.pid for server in servers} - {old}) == 1
+    assert stores[0].shelves(TASK)[Shelf("cpu")][0].count == 9
+    for store in sorted(stores, key=lambda store: store.connection.server.owned):
+        store.close()
+
+
+def test_a_server_of_ones_own_that_ended_is_not_started_again(folder: Path, make_exemplar: Callable) -> None:
+    """It ended for a reason, such as a full disk, which its owner must hear of."""
+    store = ExemplarStore.connect(folder, StoreConfig(retries=1, retry_cap_s=0.05))
+    os.kill(store.connection.server.pid, signal.SIGKILL)
+    with pytest.raises(StoreUnreachable, match="does not answer"):
+        store.insert(make_exemplar(1))
+    store.close()
+
+
 def test_a_successor_waits_for_the_ending_server_instead_of_sharing_its_files(folder: Path) -> None:
     """Opened at the moment of the owner's death: it attaches to the old server or starts its own, never both."""
     owner, old = start_owner(folder)
@@ -176,6 +209,25 @@ def test_a_client_reconnects_to_a_restarted_server(folder: Path, make_exemplar: 
     back[0].stop()
 
 
+def test_an_outage_of_seconds_is_ridden_out_by_every_client(folder: Path, make_exemplar: Callable) -> None:
+    """With the configuration as it comes: the server is away for three seconds, 8 writers and a draw only wait."""
+    server = EmbeddedServer(folder).start()
+    stores = [ExemplarStore.connect(server.url) for _ in range(9)]
+    stores[0].insert_many(make_exemplar(number, 1.0 + number / 10) for number in range(5))
+    os.kill(server.pid, signal.SIGKILL)
+    server.stop()
+    with ThreadPoolExecutor(9) as clients:
+        writes = [clients.submit(stores[which].insert, make_exemplar(100 + which, 3.0)) for which in range(8)]
+        draw = clients.submit(stores[8].draw, TASK, "cpu", Random(1))
+        time.sleep(3)
+        with EmbeddedServer(folder):
+            assert all(write.result().new for write in writes)
+            assert len(draw.result()) == 2
+            assert stores[0].shelves(TASK)[Shelf("cpu")][-1].count == 8
+            for store in stores:
+                store.close()
+
+
 def test_a_path_too_long_for_a_socket_still_works(folder: Path) -> None:
     deep = folder / ("x" * 90) / ("y" * 90)
     with EmbeddedServer(deep) as server:
@@ -188,12 +240,41 @@ def test_a_path_too_long_for_a_socket_still_works(folder: Path) -> None:
 def test_a_broken_data_file_is_an_error_in_the_servers_words(folder: Path, make_exemplar: Callable) -> None:
     with ExemplarStore.connect(folder) as store:
         store.insert(make_exemplar(1))
-    (damaged,) = (folder / "appendonlydir").glob("*.incr.aof")
+    (damaged,) = [*folder.glob("appendonlydir/*.incr.aof"), *folder.glob("appendonly.aof")]
     damaged.write_bytes(b"*garbage\r\n" + damaged.read_bytes())
     with pytest.raises(StoreError, match=r"did not start: .*(AOF|format)") as caught:
         ExemplarStore.connect(folder)
     assert "\n" not in str(caught.value)
     assert wait_until(lambda: b'"pid"' in (folder / LOCK_FILE).read_bytes())
+
+
+def test_a_file_torn_anywhere_holds_whole_operations_only(
+    folder: Path, make_exemplar: Callable, make_prompt: Callable, make_scored: Callable, exemplar_of: Callable
+) -> None:
+    """As after a power cut: the end of the file is missing, and what is left is the store as it was a moment before."""
+    with ExemplarStore.connect(folder) as store:
+        run = RunStream(store, "run")
+        for group in range(6):
+            run.open_group(make_prompt(f"p{group}"), 2)
+            for index in range(2):
+                scored = make_scored(f"p{group}", index, speedup=1.0 + group / 10)
+                run.record(scored, exemplar_of(scored))
+        run.relay()
+    (file,) = [*folder.glob("appendonlydir/*.incr.aof"), *folder.glob("appendonly.aof")]
+    whole = file.read_bytes()
+    counts = set()
+    for length in range(len(whole) - 1, 0, -len(whole) // 12):
+        file.write_bytes(whole[:length])
+        with ExemplarStore.connect(folder) as store:
+            verdict = verify(store)
+            assert verdict.problems == []
+            counts.add(verdict.exemplars)
+            run, ledger = RunStream(store, "run"), RunStream(store, "run").ledger()
+            assert ledger["accepted"] == verdict.exemplars
+            run.relay()
+            waiting = store.connection.call("XLEN", store.keys.run("run", "scored"))
+            assert waiting == ledger["accepted"] // 2, "every whole group is with the learner, and no other"
+    assert len(counts) > 5
 
 
 def test_weaker_durability_is_named(server: EmbeddedServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,10 +302,43 @@ def test_a_server_that_evicts_is_refused(server: EmbeddedServer) -> None:
             ])  # fmt: skip
 
 
-def test_a_full_disk_stops_intake_in_the_servers_words(
-    folder: Path, make_exemplar: Callable, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_stops_intake_in_the_servers_words(small_disk: Path, make_exemplar: Callable) -> None:
+    with ExemplarStore.connect(small_disk, StoreConfig(retries=1, retry_cap_s=0.05)) as store:
+        accepted, words = fill(store, make_exemplar)
+        assert "free disk space and start again" in words
+    assert accepted > 100
+
+
+def test_a_full_disk_under_a_server_that_syncs_later_stops_intake_too(
+    small_disk: Path, make_exemplar: Callable
 ) -> None:
-    """The server's data folder is a file system of 1 MiB, mounted in a namespace of its own."""
+    """It goes on without its file, refuses writes and still reads; what it acknowledged is there."""
+    with ExemplarStore.connect(small_disk, StoreConfig(retries=1, retry_cap_s=0.05)) as store:
+        store.connection.call("CONFIG SET", "appendfsync", "everysec")
+        accepted, words = fill(store, make_exemplar)
+        assert "cannot write" in words
+        assert "free memory or disk" in words
+        assert len(store.top(TASK, "cpu", 10**6)) >= accepted > 100
+
+
+def fill(store: ExemplarStore, make_exemplar: Callable) -> tuple[int, str]:
+    """Inserts until the store is full: how many it acknowledged, and what it says then."""
+    accepted: list[int] = []
+
+    def insert_all() -> None:
+        for number in range(20_000):
+            store.insert(make_exemplar(number, 1.0 + number % 100 / 100))
+            accepted.append(number)
+
+    with pytest.raises(StoreFull) as caught:
+        insert_all()
+    assert "\n" not in str(caught.value)
+    return len(accepted), str(caught.value)
+
+
+@pytest.fixture
+def small_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose server has its data on a file system of 1 MiB, mounted in a namespace of its own."""
     plain = server_module._command
     small = folder / "small"
     script = f'mount -t tmpfs -o size=1m none {small} && exec "$@"'
@@ -238,27 +352,12 @@ def test_a_full_disk_stops_intake_in_the_servers_words(
     if probe.returncode != 0:
         pytest.skip("no user namespaces on this machine: the disk cannot be made small")
     monkeypatch.setattr(server_module, "_command", on_a_small_disk)
-    accepted = 0
-    with ExemplarStore.connect(folder, StoreConfig(retries=1, retry_cap_s=0.05)) as store:
-
-        def fill() -> None:
-            nonlocal accepted
-            for number in range(20_000):
-                store.insert(make_exemplar(number, 1.0 + number % 100 / 100))
-                accepted += 1
-
-        with pytest.raises(StoreFull, match=r"free disk space and start again") as caught:
-            fill()
-        assert "\n" not in str(caught.value)
-    assert accepted > 100
+    return folder
 
 
-def test_an_old_server_never_shows_a_newer_ones_folder_as_empty(
-    folder: Path, make_exemplar: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Redis 6 keeps its file elsewhere than later servers and would begin a new one."""
-    with ExemplarStore.connect(folder) as store:
-        store.insert(make_exemplar(1))
+def test_an_old_server_never_shows_a_newer_ones_folder_as_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis 6 keeps its file elsewhere than later servers, which have a folder for it, and would begin a new one."""
+    (folder / "appendonlydir").mkdir()
     old = folder / "redis-server"
     old.write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=0:0 malloc=libc bits=64'\n")
     old.chmod(0o700)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -13,6 +15,7 @@ from exemplar_store import CacheKey, EmbeddedServer, ExemplarStore
 from exemplar_store.errors import StoreError, StoreUnreachable, StoreUsageError, UnknownSchema
 from exemplar_store.keys import Shelf
 from tasks.records import Exemplar, ScoredSample
+from tests.exemplar_store.test_sampling import chi_squared, chi_squared_limit, closed_form
 
 TASK = "a" * 64
 CPU = Shelf("cpu")
@@ -48,6 +51,31 @@ def test_draw_is_uniform_within_a_bucket_on_the_server(store: ExemplarStore, mak
     counts = Counter(store.draw(TASK, "cpu", rng)[0].candidate_hash for _ in range(2000))
     assert len(counts) == 5
     assert all(abs(count - 400) < 107 for count in counts.values())
+
+
+@pytest.mark.parametrize(("scale", "width", "temperature"), [("linear", 0.1, 0.5), ("log", 0.2, 0.3)])
+def test_pairs_drawn_from_the_server_match_the_closed_form(
+    open_store: Callable[..., ExemplarStore], make_exemplar: Callable, scale: str, width: float, temperature: float
+) -> None:
+    """Unordered pairs of buckets, from the means by hand: P(i, j) = p_i p_j / (1 - p_i) + p_j p_i / (1 - p_j)."""
+    store = open_store(bucket_scale=scale, bucket_width=width, temperature=temperature)
+    speedups = [0.72, 0.75, 0.78, 1.01, 1.44, 1.46, 2.05]
+    store.insert_many(make_exemplar(number, speedup) for number, speedup in enumerate(speedups))
+    inside: dict[int, list[float]] = {}
+    for speedup in speedups:
+        score = math.log(speedup) if scale == "log" else speedup
+        inside.setdefault(math.floor(score / width), []).append(score)
+    assert len(inside) == 4
+    indexes = sorted(inside)
+    expected: Counter[tuple[int, ...]] = Counter()
+    for pair, share in closed_form([fmean(inside[index]) for index in indexes], temperature).items():
+        expected[tuple(sorted(indexes[at] for at in pair))] += share
+    rng, draws = Random(11), 4000
+    counts = Counter(
+        tuple(store.bucketing.index(exemplar.speedup) for exemplar in store.draw(TASK, "cpu", rng))
+        for _ in range(draws)
+    )
+    assert chi_squared(counts, expected, draws) < chi_squared_limit(len(expected) - 1)
 
 
 def test_bucket_mates_are_the_others_of_one_bucket(store: ExemplarStore, make_exemplar: Callable) -> None:
@@ -152,7 +180,7 @@ def test_another_bucketing_is_refused(
         open_store(**settings)
 
 
-@pytest.mark.parametrize("schema", ["0", "2", "x"])
+@pytest.mark.parametrize("schema", ["0", "3", "x", ""])
 def test_an_unknown_schema_is_refused(store: ExemplarStore, open_store: Callable, schema: str) -> None:
     store.connection.call("HSET", store.keys.store("meta"), "schema", schema)
     with pytest.raises(UnknownSchema, match=f"has schema {schema}"):
