@@ -56,8 +56,13 @@ class Display:
         if self._status is not None:
             self._status.console.print(text, highlight=False)
             return
-        typer.echo(text)
-        sys.stdout.flush()
+        plain(text)
+
+
+def plain(text: str) -> None:
+    """A line on standard output, at once."""
+    typer.echo(text)
+    sys.stdout.flush()
 
 
 def print_result(summary: dict[str, Any], folder: str) -> None:

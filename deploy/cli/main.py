@@ -23,6 +23,7 @@ from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION, RECORD_SCHEMA_VERS
 
 COMMANDS = {
     "evaluate": "deploy.cli.evaluate",
+    "augment": "deploy.cli.augment",
     "train": "deploy.cli.train",
     "store": "deploy.cli.store",
     "doctor": "deploy.cli.doctor",
