@@ -29,6 +29,8 @@ class RunConfig(Section):
     """Middle part of the run's id."""
     folder: Path = Path("runs")
     """Folder that holds the runs' folders."""
+    stages: tuple[str, ...] = ("rl",)
+    """Stages in their order, each from the weights of the one before; `sft` and `rl`."""
     tasks: tuple[str, ...] = ()
     """Selectors of the tasks: `procedural:row_norm/0-15`, `kernelbench:1`, a file or a folder of one's own."""
     size: Literal["cpu", "gpu"] = "gpu"
@@ -253,6 +255,11 @@ class Config(Section):
                 f"{learner.grpo.groups_per_step}: no step could be taken"
             )
         self._check_review()
+        if "sft" in self.run.stages and learner.sft.data.pairs and learner.sft.data.size != self.run.size:
+            raise ValueError(
+                f"learner.sft.data.size = {learner.sft.data.size!r} and run.size = {self.run.size!r} must be the same: "
+                f"the policy would learn kernels of the other device"
+            )
         return self
 
     def _check_review(self) -> None:

@@ -25,6 +25,7 @@ COMMANDS = {
     "evaluate": "deploy.cli.evaluate",
     "augment": "deploy.cli.augment",
     "train": "deploy.cli.train",
+    "export": "deploy.cli.export",
     "store": "deploy.cli.store",
     "doctor": "deploy.cli.doctor",
 }

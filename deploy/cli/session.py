@@ -37,16 +37,17 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
         run = RunFolder(config.run.folder / new_run_id(config.run.name))
     else:
         raise ConfigError("Name a preset or a TOML file, or a run to --resume.")
-    tasks = read_tasks(config)
+    from deploy.cli.stages import needs_tasks, run_stages
+
+    tasks = read_tasks(config) if needs_tasks(config) else []
     if dry_run:
         return print_plan(config, tasks)
     run.create()
     run.write_text("config.toml", config.to_toml())
     run.write_json("environment.json", describe_environment())
-    from deploy.graph.workers import make_workers, prepare
+    from deploy.graph.workers import prepare
 
-    prepared = prepare(config)
-    return train(prepared, run, tasks, make_workers)
+    return run_stages(prepare(config), run, tasks)
 
 
 def read_tasks(config: Config) -> list[Task]:

@@ -173,7 +173,7 @@ def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], obje
     )  # fmt: skip
     recorder_name = setting.actor_name("recorder")
     recorder = ray.remote(RecorderActor).options(name=recorder_name, **options).remote(
-        setting.run.path.resolve(), setting.location, config.store, setting.tasks, workers.make_tools, rules,
+        setting.run.resolved(), setting.location, config.store, setting.tasks, workers.make_tools, rules,
         setting.source,
     )  # fmt: skip
     coordinator = ray.remote(CoordinatorActor).options(name=setting.actor_name("coordinator"), **options).remote(
@@ -208,7 +208,7 @@ def _await_end(ray: Any, coordinator: Any, watch: Callable[[], object]) -> None:
             result = coordinator.run.remote()
             continue
         except ray.exceptions.RayTaskError as error:
-            raise _cause(error) from error
+            raise cause_of(error) from error
         watch()
         return
 
@@ -224,7 +224,8 @@ def _restarts(ray: Any, actor: Any) -> bool:
     return False
 
 
-def _cause(error: Any) -> Exception:
+def cause_of(error: Any) -> Exception:
+    """What a failed call of an actor is raised as here."""
     cause = error.cause if getattr(error, "cause", None) is not None else error
     if isinstance(cause, KontrastError):
         return cause

@@ -105,18 +105,7 @@ def start_learner(ray: Any, setting: Setting) -> Any:
 
     config, cluster = setting.config, setting.config.cluster
     world = cluster.learner_ranks
-    options: dict[str, Any] = {
-        "num_cpus": cluster.learner_cpus, "num_gpus": cluster.learner_gpus, "max_restarts": cluster.restarts,
-        "max_task_retries": 0,
-    }  # fmt: skip
-    placed = [options] * world
-    if world > 1:
-        bundle = {"CPU": cluster.learner_cpus, "GPU": cluster.learner_gpus}
-        group = ray.util.placement_group([bundle] * world, strategy="STRICT_PACK")
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        placed = [
-            {**options, "scheduling_strategy": strategy(group, placement_group_bundle_index=n)} for n in range(world)
-        ]
+    placed = rank_options(ray, config, restarts=cluster.restarts)
     stream = OpenStream(setting.location, config.store, setting.run.run_id)
     lead = learner_actor().options(name=setting.actor_name("learner"), **placed[0]).remote(
         config.learner, setting.run.run_id, str(setting.run.checkpoints.resolve()), stream, world=world,
@@ -130,6 +119,21 @@ def start_learner(ray: Any, setting: Setting) -> Any:
             )  # fmt: skip
             follower.follow.remote()
     return lead
+
+
+def rank_options(ray: Any, config: Config, *, restarts: int) -> list[dict[str, Any]]:
+    """Options of the learner's ranks, which are placed on one node together."""
+    cluster, world = config.cluster, config.cluster.learner_ranks
+    options: dict[str, Any] = {
+        "num_cpus": cluster.learner_cpus, "num_gpus": cluster.learner_gpus, "max_restarts": restarts,
+        "max_task_retries": 0,
+    }  # fmt: skip
+    if world == 1:
+        return [options]
+    bundle = {"CPU": cluster.learner_cpus, "GPU": cluster.learner_gpus}
+    group = ray.util.placement_group([bundle] * world, strategy="STRICT_PACK")
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+    return [{**options, "scheduling_strategy": strategy(group, placement_group_bundle_index=n)} for n in range(world)]
 
 
 def _await_ready(ray: Any, asked: Mapping[str, Sequence[Any]], config: Config) -> None:
