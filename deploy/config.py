@@ -209,6 +209,13 @@ class ObserveConfig(Section):
     """Address that metrics are served at; beyond loopback only when said here."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Port of the driver's metrics; 0 takes a free one."""
+    tensorboard: bool = False
+    """Write each step's figures for TensorBoard, in the run's folder; needs the package tensorboard."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Write each step's figures for Weights & Biases: into the run's folder, or to its servers; needs the package
+    wandb."""
+    wandb_project: str = "kontrast"
+    """Project of W&B."""
 
 
 class Config(Section):

@@ -21,6 +21,7 @@ from deploy.observe.environment import describe_environment
 from deploy.observe.export import Exporter, RunMetrics
 from deploy.observe.follow import Follower
 from deploy.observe.report import winners
+from deploy.observe.writers import check_writers, open_writers
 from deploy.resolve import ConfigError
 from tasks.errors import UsageError
 from tasks.records import Task
@@ -39,6 +40,7 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
         raise ConfigError("Name a preset or a TOML file, or a run to --resume.")
     from deploy.cli.stages import needs_tasks, run_stages
 
+    check_writers(config.observe)
     tasks = read_tasks(config) if needs_tasks(config) else []
     if dry_run:
         return print_plan(config, tasks)
@@ -91,12 +93,16 @@ def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: M
     followers: list[Follower] = []
     started_s = time.time()
     exporter = exporter_of(config, run)
-    with Display(config.observe.progress_s) as display:
+    settings = config.model_dump(mode="json", by_alias=True)
+    with (
+        Display(config.observe.progress_s) as display,
+        open_writers(config.observe, run.path, run.run_id, settings) as writers,
+    ):
         display.say(f"run {run.run_id} in {run.path}")
 
         def follow(plan: RunPlan, read: Reader) -> Callable[[], object]:
             metrics = RunMetrics() if config.observe.metrics else None
-            follower = Follower(run, plan, read, display.show, started_s=started_s, metrics=metrics)
+            follower = Follower(run, plan, read, display.show, started_s=started_s, metrics=metrics, writers=writers)
             followers.append(follower)
 
             def watch() -> None:

@@ -54,18 +54,26 @@ def loop(**learner: Any) -> Runner:
 
 def supervised(config: Config, folder: RunFolder, tasks: Sequence[Task]) -> int:  # noqa: ARG001
     """Stage 1."""
-    from deploy.graph.tuning import tune
+    from deploy.graph.tuning import CURVE, Curve, tune
+    from deploy.observe.writers import open_writers
 
     last_s = -math.inf
+    # A resumed stage writes steps beyond its checkpoint again, with equal figures.
+    known = sum(1 for _ in Curve(folder.path / CURVE).fresh())
+    settings = config.model_dump(mode="json", by_alias=True)
+    writers = open_writers(config.observe, folder.path, folder.run_id, settings)
 
     def follow(line: dict[str, Any]) -> None:
         nonlocal last_s
         now = time.monotonic()
+        if line["step"] >= known:
+            writers.write(line["step"] + 1, line)
         if now - last_s >= config.observe.progress_s or line["held_out_loss"] is not None:
             last_s = now
             plain(curve_line(line, config.learner.sft.steps))
 
-    report = tune(config, folder, plain, follow)
+    with writers:
+        report = tune(config, folder, plain, follow)
     perplexity = report["held_out_perplexity"]
     plain(
         f"stage sft: {report['steps']} steps on {report['pairs']} pairs, loss {report['first_loss']:.3f} to "
