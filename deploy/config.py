@@ -46,6 +46,9 @@ class RunConfig(Section):
     """Measure the best new kernel of each task again, in full and on fresh seeds, when the run ends."""
     require_speedup: float = Field(default=0.0, ge=0)
     """A confirmed new kernel's interval must lie above this, else the command ends with exit code 1; 0 asks nothing."""
+    dump_rollouts: bool = False
+    """Write every scored group, tokens and log-probabilities included, to `rollouts.jsonl` in the run's folder: what
+    `kontrast train --rollouts FILE` trains on without generators."""
     keep_samples: bool = False
     """Write every sample with its text and outcome to `samples.jsonl` in the run's folder."""
     seed: int = 0

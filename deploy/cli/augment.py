@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from deploy.cli.settings import SettingsCommand
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=SettingsCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def augment(
     context: typer.Context,
     config: Annotated[

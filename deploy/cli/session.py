@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from deploy.cli.display import Display, print_result
+from deploy.cli.display import Display, plain, print_result
 from deploy.config import Config, load_config
 from deploy.folder import RunFolder, find_run, new_run_id
 from deploy.graph.cluster import joined, local_node, named_address, nodes_of, requests_of
@@ -27,7 +27,9 @@ from tasks.errors import UsageError
 from tasks.records import Task
 
 
-def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False, resume: str = "") -> int:
+def run_training(
+    source: str, overrides: Sequence[str], *, dry_run: bool = False, resume: str = "", rollouts: str = ""
+) -> int:
     """One run from its configuration to its exit code; raises KontrastError."""
     if resume:
         folder = find_run(Path("runs"), resume)
@@ -41,7 +43,10 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
     from deploy.cli.stages import needs_tasks, run_stages
 
     check_writers(config.observe)
-    tasks = read_tasks(config) if needs_tasks(config) else []
+    samples = needs_tasks(config)
+    if rollouts and (len(config.run.stages) > 1 or not samples):
+        raise UsageError("--rollouts trains one stage that samples: name no other in --stages.")
+    tasks = read_tasks(config) if samples and not rollouts else []
     if dry_run:
         return print_plan(config, tasks)
     run.create()
@@ -49,6 +54,8 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
     run.write_json("environment.json", describe_environment())
     from deploy.graph.workers import prepare
 
+    if rollouts:
+        return train_on_rollouts(prepare(config), run, Path(rollouts))
     return run_stages(prepare(config), run, tasks)
 
 
@@ -120,6 +127,26 @@ def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: M
                 summary = followers[0].summarize()
     print_result(summary, str(run.path))
     return verdict(config, followers[0], summary)
+
+
+def train_on_rollouts(config: Config, run: RunFolder, path: Path) -> int:
+    """Trains on a file of scored groups and says what became of them; the exit code."""
+    from deploy.graph.replaying import STEPS, replay_rollouts
+
+    settings = config.model_dump(mode="json", by_alias=True)
+    plain(f"run {run.run_id} in {run.path}")
+    with open_writers(config.observe, run.path, run.run_id, settings) as writers:
+
+        def follow(step: int, figures: Mapping[str, float]) -> None:
+            writers.write(step, figures)
+            shown = ", ".join(f"{name} {figures[name]:.4g}" for name in ("loss", "reward_mean") if name in figures)
+            plain(f"step {step}/{config.learner.steps} | {shown}")
+
+        summary = replay_rollouts(config, run, path, plain, follow)
+    run.write_json("summary.json", summary)
+    fates = ", ".join(f"{count} {fate}" for fate, count in sorted(summary["fates"].items())) or "none used"
+    plain(f"{summary['step']} steps on {summary['groups']} groups: {fates}; figures: {run.path / STEPS}")
+    return 0
 
 
 def verdict(config: Config, follower: Follower, summary: dict[str, Any]) -> int:

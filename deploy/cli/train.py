@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from deploy.cli.settings import SettingsCommand
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=SettingsCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def train(
     context: typer.Context,
     config: Annotated[
@@ -24,6 +26,14 @@ def train(
     stages: Annotated[
         str, typer.Option("--stages", help="Stages in their order, such as sft,rl.", show_default=False)
     ] = "",
+    rollouts: Annotated[
+        str,
+        typer.Option(
+            "--rollouts",
+            help="Train on this file, which run.dump_rollouts wrote, without generators.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Train a policy. Settings of the configuration are overridden by --section.key value.
 
@@ -36,7 +46,7 @@ def train(
     from deploy.cli.session import run_training
 
     overrides = [*context.args, *(["--run.stages", stages] if stages else [])]
-    raise typer.Exit(run_training(config, overrides, dry_run=dry_run, resume=resume))
+    raise typer.Exit(run_training(config, overrides, dry_run=dry_run, resume=resume, rollouts=rollouts))
 
 
 if __name__ == "__main__":
