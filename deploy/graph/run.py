@@ -27,6 +27,7 @@ from deploy.graph.plan import RunPlan
 from deploy.graph.recorder import Rules, Tools
 from exemplar_store import ExemplarStore, RunStream
 from exemplar_store.errors import StoreUsageError
+from learner.publish import publish_folders
 from tasks.errors import KontrastError
 from tasks.integrity import check_integrity
 from tasks.records import Task
@@ -129,7 +130,7 @@ def execute(
     plan = run_plan(config, run.run_id, tasks)
     by_id = {task.id: task for task in tasks}
     say(f"{'joining' if named_address(config, os.environ) else 'starting'} Ray")
-    with joined(config) as ray:
+    with joined(config, publish_folders(config.learner.publish, run.run_id)) as ray:
         nodes = nodes_of(ray)
         make_plan(requests_of(config), nodes).require()
         if not config.store.location and len(nodes) > 1:
@@ -152,8 +153,8 @@ def execute(
 
 def remove_weights(config: Config, run_id: str) -> None:
     """Removes what a learner on this node has published through files: it may lie in memory, as /dev/shm does."""
-    if config.learner.publish.folder:
-        shutil.rmtree(Path(config.learner.publish.folder) / f"kontrast-{run_id}", ignore_errors=True)
+    for folder in publish_folders(config.learner.publish, run_id):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], object]) -> None:
