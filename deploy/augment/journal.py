@@ -6,6 +6,7 @@ nothing has followed from it; one process at a time holds a journal.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -91,7 +92,7 @@ class Journal:
         """Opens or makes the file. Raises UsageError when another process holds it, JournalError when it is damaged."""
         self._path = path
         try:
-            self._file = path.open("a+b")
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise UsageError(f"{path} cannot be opened ({error.strerror}): choose another folder") from error
         try:
@@ -114,27 +115,31 @@ class Journal:
         data = entry.to_json().encode() + b"\n"
         end = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(data)
-            self._file.flush()
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
         except OSError as error:
-            os.ftruncate(self._file.fileno(), end)
-            raise JournalError(
-                f"{self._path} cannot be written ({error.strerror}): free some space, then go on with --resume"
-            ) from error
+            self._file.truncate(end)
+            raise not_written(self._path, error) from error
 
     def _read(self) -> list[Entry]:
-        self._file.seek(0)
         entries, whole = [], 0
-        for number, line in enumerate(self._file, 1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                entries.append(_ADAPTER.validate_json(line))
-            except ValidationError as error:
-                raise JournalError(
-                    f"line {number} of {self._path} is no entry of a journal ({error.errors()[0]['msg']}): take it out"
-                ) from error
-            whole += len(line)
-        os.ftruncate(self._file.fileno(), whole)
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    entries.append(_ADAPTER.validate_json(line))
+                except ValidationError as error:
+                    what = error.errors()[0]["msg"]
+                    raise JournalError(
+                        f"line {number} of {self._path} is no entry of a journal ({what}): take it out"
+                    ) from error
+                whole += len(line)
+        self._file.truncate(whole)
         return entries
+
+
+def not_written(path: Path, error: OSError) -> JournalError:
+    """What is said of a file that cannot be written."""
+    return JournalError(f"{path} cannot be written ({error.strerror}): free some space, then go on with --resume")

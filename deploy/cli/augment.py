@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.settings import SettingsCommand
+from deploy.cli.settings import SettingsCommand, settings_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command(cls=SettingsCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=SettingsCommand)
 def augment(
     context: typer.Context,
     config: Annotated[
@@ -30,7 +30,7 @@ def augment(
     """
     from deploy.cli.augmentation import run_augmentation
 
-    raise typer.Exit(run_augmentation(config, list(context.args), resume=resume))
+    raise typer.Exit(run_augmentation(config, settings_of(context), resume=resume))
 
 
 if __name__ == "__main__":

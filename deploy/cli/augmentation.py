@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from deploy.augment.augmenter import Augmenter, Evaluate, Imported
 from deploy.augment.imports import DEMONSTRATIONS, read_set
-from deploy.augment.journal import Entry, Journal, Judged
+from deploy.augment.journal import Entry, Journal, Judged, not_written
 from deploy.augment.state import AugmentState, summarize
 from deploy.augment.teachers import Teacher, open_teacher
 from deploy.cli.display import plain
@@ -59,14 +59,20 @@ def run_augmentation(source: str, overrides: Sequence[str], *, resume: str = "")
     tasks = read_tasks(config) if config.run.tasks else []
     skipped: Counter[str] = Counter()
     imports = read_imports(config, device_type, skipped)
-    run.path.mkdir(parents=True, exist_ok=True)
-    run.write_text("config.toml", config.to_toml())
-    run.write_json("environment.json", describe_environment())
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.write_text("config.toml", config.to_toml())
+        run.write_json("environment.json", describe_environment())
+    except OSError as error:
+        raise UsageError(f"{run.path} cannot be written ({error.strerror}): set run.folder.") from error
     plain(f"run {run.run_id} in {run.path}")
     for reason, count in sorted(skipped.items()):
         plain(f"left out of the imports: {count:,} with {reason}")
     with Journal(run.path / JOURNAL) as journal:
-        return augment(config, run, tasks, imports, journal, open_evaluators, device_type=device_type)
+        try:
+            return augment(config, run, tasks, imports, journal, open_evaluators, device_type=device_type)
+        except OSError as error:
+            raise not_written(run.path, error) from error
 
 
 def check(config: Config) -> str:

@@ -1,6 +1,6 @@
-"""Commands that take `--section.key value` beside their own options.
+"""Settings of the configuration among a command's own options: `--section.key value`, wherever they stand.
 
-Invariant: a setting's value is never taken for an argument of the command, wherever it stands.
+Invariant: what is no setting goes on to the parser, which knows the command's options.
 """
 
 from __future__ import annotations
@@ -10,30 +10,40 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-
-class SettingsCommand(TyperCommand):
-    """A command that finds the settings in its context's `args`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keeps the settings away from the parser, which would take their values for arguments."""
-        own, settings = split_settings(args)
-        super().parse_args(ctx, own)
-        ctx.args = [*ctx.args, *settings]
-        return list(ctx.args)
+_KEY = "settings"
 
 
-def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's own words, and the settings with their values."""
-    own: list[str] = []
+def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The settings and the other words, each in order; after `--` nothing is a setting.
+
+    A setting without a value stands alone, so that whoever reads it can say so.
+    """
     settings: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
+    others: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return settings, [*others, word, *words]
         name, equals, _ = word.partition("=")
         if not (name.startswith("--") and "." in name):
-            own.append(word)
+            others.append(word)
             continue
         settings.append(word)
-        if not equals and left:
-            settings.append(left.pop(0))
-    return own, settings
+        if not equals and words and not words[0].startswith("--"):
+            settings.append(words.pop(0))
+    return settings, others
+
+
+class SettingsCommand(TyperCommand):
+    """A command that takes settings; it finds them with `settings_of`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Takes the settings out before the parser sees the rest."""
+        ctx.meta[_KEY], others = split_settings(args)
+        return super().parse_args(ctx, others)
+
+
+def settings_of(context: Any) -> list[str]:
+    """The words of the command line's settings."""
+    return list(context.meta[_KEY])

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.settings import SettingsCommand
+from deploy.cli.settings import SettingsCommand, settings_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command(cls=SettingsCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=SettingsCommand)
 def train(
     context: typer.Context,
     config: Annotated[
@@ -45,7 +45,7 @@ def train(
     """
     from deploy.cli.session import run_training
 
-    overrides = [*context.args, *(["--run.stages", stages] if stages else [])]
+    overrides = [*settings_of(context), *(["--run.stages", stages] if stages else [])]
     raise typer.Exit(run_training(config, overrides, dry_run=dry_run, resume=resume, rollouts=rollouts))
 
 

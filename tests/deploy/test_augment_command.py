@@ -7,6 +7,8 @@ import importlib.util
 import json
 import os
 import re
+import resource
+import signal
 import subprocess
 import sys
 import textwrap
@@ -170,12 +172,13 @@ main()
 """
 
 
-def command(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def command(folder: Path, *arguments: str, largest_file: int = -1) -> subprocess.Popen[bytes]:
     """The command with a stand-in for the evaluator."""
     environment = {**os.environ, "PYTHONPATH": str(project_root()), "TEACHER_KEY": "secret"}
     return subprocess.Popen(
         [sys.executable, "-c", COMMAND, str(folder), *arguments], env=environment, cwd=folder,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file)),
     )  # fmt: skip
 
 
@@ -247,6 +250,40 @@ def test_kill_9_at_any_moment_then_resume(tmp_path: Path) -> None:
     kept = AugmentState.replay(entries).demonstrations()
     assert len(kept) == 12 * 2 * 2
     assert (folder / "demonstrations.jsonl").read_text() == "".join(one.to_json() + "\n" for one in kept)
+
+
+def test_a_full_disk_is_one_sentence_and_the_next_command_goes_on(tmp_path: Path) -> None:
+    """No file may grow beyond 20 kB; without that limit the same run comes to its end and asks for nothing again."""
+    endpoint = Endpoint()
+    with serving(endpoint) as address:
+        config = write_config(tmp_path, address, sizes=tuple(range(8, 18)), teachers=("one",))
+        done = command(tmp_path, str(config), largest_file=20_000)
+        output = done.communicate(timeout=120)[0].decode()
+        assert done.returncode == 1, output
+        assert re.search(r"cannot be written \(.*\): free some space, then go on with --resume", output), output
+        assert "Traceback" not in output
+        (folder,) = (tmp_path / "runs").iterdir()
+        again = command(tmp_path, "--resume", str(folder))
+        output = again.communicate(timeout=120)[0].decode()
+    assert again.returncode == 0, output
+    assert json.loads((folder / "summary.json").read_text())["kept"] == 20
+    assert sum(endpoint.requests.values()) <= 40 + 8, "at most what was on its way is asked for again"
+
+
+def test_an_interrupt_ends_in_order(tmp_path: Path) -> None:
+    endpoint = Endpoint()
+    endpoint.delay_s = 0.2
+    with serving(endpoint) as address:
+        config = write_config(tmp_path, address, sizes=tuple(range(8, 20)), teachers=("one",))
+        done = command(tmp_path, str(config))
+        limit = time.monotonic() + 60
+        while not endpoint.requests and time.monotonic() < limit:
+            time.sleep(0.05)
+        done.send_signal(signal.SIGINT)
+        output = done.communicate(timeout=60)[0].decode()
+    assert done.returncode == 3, output
+    assert "Stopped: go on with kontrast augment --resume" in output
+    assert "Traceback" not in output
 
 
 def test_a_dead_endpoint_is_said_and_the_other_teacher_goes_on(tmp_path: Path) -> None:
