@@ -6,6 +6,7 @@ read from there; whatever contradicts itself is refused before anything starts, 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal, Self
 
@@ -16,7 +17,7 @@ from evaluator.config import EvaluatorConfig
 from evaluator.review import SMALLEST_PROMPT
 from exemplar_store.config import StoreConfig
 from learner.config import LearnerConfig
-from rollout.config import OpenAIConfig, RolloutConfig, SamplingConfig
+from rollout.config import OpenAIConfig, PromptConfig, RolloutConfig, SamplingConfig
 from tasks.config import Section
 from tasks.records.base import digest
 
@@ -28,6 +29,8 @@ class RunConfig(Section):
     """Middle part of the run's id."""
     folder: Path = Path("runs")
     """Folder that holds the runs' folders."""
+    stages: tuple[str, ...] = ("rl",)
+    """Stages in their order, each from the weights of the one before; `sft` and `rl`."""
     tasks: tuple[str, ...] = ()
     """Selectors of the tasks: `procedural:row_norm/0-15`, `kernelbench:1`, a file or a folder of one's own."""
     size: Literal["cpu", "gpu"] = "gpu"
@@ -43,6 +46,9 @@ class RunConfig(Section):
     """Measure the best new kernel of each task again, in full and on fresh seeds, when the run ends."""
     require_speedup: float = Field(default=0.0, ge=0)
     """A confirmed new kernel's interval must lie above this, else the command ends with exit code 1; 0 asks nothing."""
+    dump_rollouts: bool = False
+    """Write every scored group, tokens and log-probabilities included, to `rollouts.jsonl` in the run's folder: what
+    `kontrast train --rollouts FILE` trains on without generators."""
     keep_samples: bool = False
     """Write every sample with its text and outcome to `samples.jsonl` in the run's folder."""
     seed: int = 0
@@ -136,6 +142,65 @@ class ReviewConfig(Section):
         )  # fmt: skip
 
 
+class TeacherConfig(Section):
+    """One model that writes kernels for stage 1."""
+
+    engine: Literal["openai", "vllm", "transformers"] = "openai"
+    """What runs the model: an OpenAI-compatible endpoint, or an engine in this process."""
+    model: str = ""
+    """Checkpoint folder or packaged model of an engine here; an endpoint's is named in `openai`."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where an engine here runs."""
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    """Sampling temperature."""
+    max_tokens: int = Field(default=8192, ge=16)
+    """Longest answer in tokens, reasoning included."""
+    tasks_at_once: int = Field(default=8, ge=1)
+    """Tasks that the teacher works on at the same time; the attempts at one task come one after the other."""
+    price_in: float = Field(default=0.0, ge=0)
+    """Price of a million tokens of prompts, in any currency."""
+    price_out: float = Field(default=0.0, ge=0)
+    """Price of a million tokens of answers."""
+    openai: OpenAIConfig = OpenAIConfig()
+
+    def rollout(self) -> RolloutConfig:
+        """The engine's settings."""
+        return RolloutConfig(
+            engine=self.engine, model=self.model, device=self.device, openai=self.openai,
+            sampling=SamplingConfig(temperature=self.temperature, max_tokens=self.max_tokens, group_size=1),
+        )  # fmt: skip
+
+
+class AugmentConfig(Section):
+    """Stage 1's data: teachers write kernels for the run's tasks, and what the evaluator accepts is kept."""
+
+    teachers: dict[str, TeacherConfig] = Field(default_factory=dict)
+    """Teachers by a name of one's own, such as `[augment.teachers.large]`."""
+    imports: tuple[Path, ...] = ()
+    """Existing sets to evaluate and keep in the same way: CUDA-L1's lines, KernelBench run folders, demonstrations, and
+    folders in which each `task.py` has its kernels beside it."""
+    attempts: int = Field(default=20, ge=1)
+    """Answers asked of each teacher for a task."""
+    successes: int = Field(default=2, ge=1)
+    """Different accepted kernels of a teacher after which no more is asked of it for a task."""
+    above: float = Field(default=0.0, ge=0)
+    """Keep only kernels whose interval lies above this speedup; 0 keeps whatever is accepted, as CUDA-L1 does."""
+    max_cost: float = Field(default=0.0, ge=0)
+    """Ask nothing more once the answers have cost this much, by the teachers' prices; 0 sets no limit."""
+    prompt: PromptConfig = PromptConfig(template="contrastive", max_tokens=16384)
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        for name, teacher in self.teachers.items():
+            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", name):
+                raise ValueError(f"augment.teachers.{name}: a teacher's name is letters, digits, dots and dashes")
+            if teacher.engine == "openai" and not (teacher.openai.base_url and teacher.openai.model):
+                raise ValueError(f"augment.teachers.{name} needs an endpoint: set its openai.base_url and openai.model")
+            if teacher.engine != "openai" and not teacher.model:
+                raise ValueError(f"augment.teachers.{name}.engine = {teacher.engine!r} needs a checkpoint: set model")
+        return self
+
+
 class ObserveConfig(Section):
     """Progress and metrics."""
 
@@ -147,6 +212,13 @@ class ObserveConfig(Section):
     """Address that metrics are served at; beyond loopback only when said here."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Port of the driver's metrics; 0 takes a free one."""
+    tensorboard: bool = False
+    """Write each step's figures for TensorBoard, in the run's folder; needs the package tensorboard."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Write each step's figures for Weights & Biases: into the run's folder, or to its servers; needs the package
+    wandb."""
+    wandb_project: str = "kontrast"
+    """Project of W&B."""
 
 
 class Config(Section):
@@ -159,6 +231,7 @@ class Config(Section):
     learner: LearnerConfig = LearnerConfig()
     cluster: ClusterConfig = ClusterConfig()
     review: ReviewConfig = ReviewConfig()
+    augment: AugmentConfig = AugmentConfig()
     observe: ObserveConfig = ObserveConfig()
 
     @model_validator(mode="after")
@@ -192,6 +265,11 @@ class Config(Section):
                 f"{learner.grpo.groups_per_step}: no step could be taken"
             )
         self._check_review()
+        if "sft" in self.run.stages and learner.sft.data.pairs and learner.sft.data.size != self.run.size:
+            raise ValueError(
+                f"learner.sft.data.size = {learner.sft.data.size!r} and run.size = {self.run.size!r} must be the same: "
+                f"the policy would learn kernels of the other device"
+            )
         return self
 
     def _check_review(self) -> None:

@@ -1,8 +1,9 @@
 """The folder of a run, `runs/<id>/`: everything needed to see, repeat or resume it.
 
 Layout: `config.toml` as resolved, `environment.json`, `events.jsonl`, `kernels/<task>/<sample>.py` (accepted ones),
-`checkpoints/`, `store/` (an embedded server's data), `summary.json`, and `logs/` once the run's processes have ended.
-Invariant: a file is either absent or complete; only `events.jsonl` grows.
+`checkpoints/`, `store/` (an embedded server's data), `summary.json`, and `logs/` once the run's processes have ended. A
+run of several stages has a folder for each inside, with these files of its own and one store for all. Invariant: a file
+is either absent or complete; only `events.jsonl` and loss curves grow.
 """
 
 from __future__ import annotations
@@ -40,14 +41,24 @@ def find_run(folder: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths and writers of one run."""
+    """Paths and writers of one run, or of a stage of it."""
 
     path: Path
+    whole: RunFolder | None = None
+    """The run that this stage belongs to."""
 
     @property
     def run_id(self) -> str:
-        """The run's id is the folder's name."""
-        return self.path.name
+        """The run's id is the folder's name; a stage's has the stage's name behind it."""
+        return self.path.name if self.whole is None else f"{self.whole.run_id}-{self.path.name}"
+
+    def stage(self, name: str) -> RunFolder:
+        """The folder of a stage."""
+        return RunFolder(self.path / name, self)
+
+    def resolved(self) -> RunFolder:
+        """The same by absolute paths, for other processes."""
+        return RunFolder(self.path.resolve(), None if self.whole is None else self.whole.resolved())
 
     @property
     def checkpoints(self) -> Path:
@@ -56,8 +67,8 @@ class RunFolder:
 
     @property
     def store(self) -> Path:
-        """Data of the embedded store."""
-        return self.path / "store"
+        """Data of the embedded store, one for all stages."""
+        return self.path / "store" if self.whole is None else self.whole.store
 
     @property
     def logs(self) -> Path:

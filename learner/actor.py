@@ -48,7 +48,7 @@ class LearnerProcess:
 
     async def address(self) -> str:
         """Where the other ranks meet this one; asked for before `ready` when there are several."""
-        self._address = self._address or _free_address()
+        self._address = self._address or free_address()
         return self._address
 
     async def ready(self) -> dict[str, Any]:
@@ -167,7 +167,8 @@ def _ray_errors() -> tuple[type[BaseException], ...]:
     return (exceptions.RayActorError, exceptions.ObjectLostError, exceptions.OwnerDiedError)
 
 
-def _free_address() -> str:
+def free_address() -> str:
+    """A `host:port` of this machine where ranks can meet."""
     import socket
 
     name = socket.gethostbyname(socket.gethostname())

@@ -54,7 +54,7 @@ class CheckpointFolder:
 
     def begin(self, version: PolicyVersion) -> Path:
         """An empty folder for the shards of this version; an unfinished earlier attempt is removed."""
-        partial = self._folder / f"{_name(version)}.partial"
+        partial = self.partial(version)
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
@@ -62,9 +62,13 @@ class CheckpointFolder:
             raise CheckpointError(f"no checkpoint can be written in {self._folder}: {error.strerror}") from error
         return partial
 
+    def partial(self, version: PolicyVersion) -> Path:
+        """The folder that `begin` makes for this version."""
+        return self._folder / f"{_name(version)}.partial"
+
     def complete(self, state: LearnerState) -> Checkpoint:
         """Makes the begun checkpoint of `state.version` the newest one, and removes those beyond the newest `keep`."""
-        partial = self._folder / f"{_name(state.version)}.partial"
+        partial = self.partial(state.version)
         final = self._folder / _name(state.version)
         try:
             (partial / STATE).write_text(state.to_json() + "\n")
@@ -86,6 +90,10 @@ class CheckpointFolder:
         """The newest complete checkpoint, or None. Raises CheckpointError when its state cannot be read."""
         for partial in self._folder.glob("*.partial"):
             shutil.rmtree(partial, ignore_errors=True)
+        return self.peek()
+
+    def peek(self) -> Checkpoint | None:
+        """As `latest`, for those who only look: what a learner is writing stays."""
         complete = self._complete()
         if not complete:
             return None

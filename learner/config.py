@@ -66,16 +66,19 @@ class DeepSpeedConfig(Section):
 
 
 class SftDataConfig(Section):
-    """Stage 1's pairs, generated from procedural tasks and their seed kernels."""
+    """Stage 1's pairs: generated from procedural tasks and their seed kernels, and read from demonstrations."""
+
+    demonstrations: tuple[str, ...] = ()
+    """Runs of `kontrast augment`, or their `demonstrations.jsonl`; those of held-out tasks are not trained on."""
 
     size: Literal["cpu", "gpu"] = "cpu"
     """Size of the procedural tasks, and the device their seed kernels are for."""
     instances: int = Field(default=400, ge=1)
     """Task instances drawn per training family."""
-    pairs: int = Field(default=12000, ge=1)
-    """Training pairs."""
+    pairs: int = Field(default=12000, ge=0)
+    """Training pairs that are generated; 0 trains on demonstrations alone."""
     held_out_pairs: int = Field(default=128, ge=0)
-    """Pairs of training compositions kept for the perplexity; no task of theirs is trained on."""
+    """Generated pairs of training compositions kept for the perplexity; no task of theirs is trained on."""
     exemplar_shares: tuple[float, float, float] = (0.15, 0.15, 0.7)
     """Shares of prompts that show no, one and two exemplars."""
     seed: int = 0
@@ -98,8 +101,13 @@ class SftConfig(Section):
     """Targets longer than this are not drawn."""
     max_tokens: int = Field(default=1024, ge=16)
     """Pairs longer than this are left out and counted."""
+    layout: Literal["auto", "pack", "pad"] = "auto"
+    """How pairs share a micro-batch: `pack` puts them behind each other without padding, `pad` gives rows of like
+    length; auto packs on CPU and pads on a GPU."""
     held_out_every: int = Field(default=50, ge=1)
     """Steps between held-out perplexities."""
+    checkpoint_every: int = Field(default=50, ge=1)
+    """Steps between checkpoints; a run that is killed goes on from the latest."""
     progress_s: float = Field(default=60.0, gt=0)
     """Seconds between progress lines."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, warmup_steps=20, decay="cosine")

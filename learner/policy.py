@@ -130,17 +130,18 @@ def save_policy(model: Any, folder: Path, *, base_name: str) -> Path:
     return folder / "model"
 
 
-def save_adapter(model: Any, folder: Path, *, base_name: str) -> Path:
-    """Writes the adapter alone, as bf16 safetensors and its config; returns the weights' path.
+def save_adapter(model: Any, folder: Path, *, base_name: str, dtype: torch.dtype | None = torch.bfloat16) -> Path:
+    """Writes the adapter alone, as safetensors (bf16, or `dtype`, or for None as it is) and its config; returns the
+    weights' path.
 
-    `base_name` is what the adapter's config calls its base model, so that no local path is written.
+    `base_name` is what the adapter's config calls its base model, so that no local path need be written.
     """
     import peft
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     state = peft.get_peft_model_state_dict(model)
-    tensors = {name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in sorted(state.items())}
+    tensors = {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in sorted(state.items())}
     path = folder / "adapter_model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
     written = model.peft_config["default"]

@@ -12,18 +12,25 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from learner.batch import TokenBatch, TokenSequence, pack, pad, split_padded, split_shared
-from learner.config import LearnerConfig, SftConfig
-from learner.sft_data import SftPair, build_pairs, data_hash, default_source
+from learner.checkpoint import CheckpointFolder, LearnerState
+from learner.config import SftConfig
+from learner.sft_data import SftPair, data_hash
+from tasks.errors import UsageError
+from tasks.records import PolicyVersion
+from tasks.records.base import Record
 
 if TYPE_CHECKING:
     from learner.engine import PolicyTrainer, StepReport
 
 logger = logging.getLogger(__name__)
+
+PROGRESS = "progress.json"
+"""File of a checkpoint that says how far the stage was."""
 
 
 @dataclass(frozen=True)
@@ -42,28 +49,60 @@ class SftReport:
     seconds: float
 
 
-def run_sft(config: LearnerConfig, out_dir: Path) -> SftReport:
-    """Builds the data, trains, writes `out_dir`: `sft.jsonl` (loss curve), `adapter/` or `model/`, `report.json`."""
-    from learner.device import resolve_device
-    from learner.engine import PolicyTrainer
-    from learner.policy import load_policy, save_policy
-    from rollout.tokenizer import ChatTokenizer
+class SftProgress(Record):
+    """How far a run of stage 1 is; kept in its checkpoints."""
 
-    device = resolve_device(config.device)
-    tokenizer = ChatTokenizer.load(Path(config.policy.model))
-    source = default_source(
-        tokenizer, config.sft.data, max_prompt_tokens=config.sft.max_prompt_tokens,
-        max_completion_tokens=config.sft.max_completion_tokens,
-    )  # fmt: skip
-    pairs = list(build_pairs(source, config.sft.data))
-    held_out = list(build_pairs(source, config.sft.data, held_out=True))
-    policy = load_policy(config.policy, device, seed=config.sft.data.seed)
-    trainer = PolicyTrainer(policy, config.sft.optimizer, config.deepspeed, device=device)
-    report = train(trainer, pairs, held_out, config.sft, out_dir, row_tokens=config.deepspeed.row_tokens)
-    if trainer.rank == 0:
-        save_policy(trainer.policy.model, out_dir, base_name=Path(config.policy.model).name)
-        (out_dir / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
-    return report
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    first_loss: float = 0.0
+    last_loss: float = 0.0
+    held_out_loss: float | None = None
+    held_out_at: int = 0
+    """Steps that were done when the held-out loss was measured."""
+
+    def after(self, loss: float, tokens: int, held_out: float | None, seconds: float) -> SftProgress:
+        """The progress after one more step."""
+        step = self.step + 1
+        measured = {"held_out_loss": held_out, "held_out_at": step} if held_out is not None else {}
+        return self.model_copy(
+            update={
+                "step": step, "tokens": self.tokens + tokens, "seconds": seconds, "last_loss": loss,
+                "first_loss": self.first_loss if self.step else loss, **measured,
+            }
+        )  # fmt: skip
+
+
+class SftCheckpoints:
+    """Checkpoints of stage 1; every rank has one over the same folder and calls it together with the others."""
+
+    def __init__(self, folder: CheckpointFolder, run_id: str) -> None:
+        self._folder = folder
+        self._run_id = run_id
+
+    def restore(self, trainer: PolicyTrainer) -> SftProgress:
+        """Loads the latest into the trainer; the beginning where there is none. Raises CheckpointError."""
+        found = None
+        for rank in range(trainer.world):  # one at a time: looking for the latest removes half-written ones
+            if rank == trainer.rank:
+                found = self._folder.latest()
+            trainer.total_over_ranks(0.0)
+        if found is None:
+            return SftProgress()
+        trainer.load(found.folder)
+        logger.info("resumed from %s at step %d", found.folder, found.state.version.step)
+        return SftProgress.from_json((found.folder / PROGRESS).read_text())
+
+    def save(self, trainer: PolicyTrainer, progress: SftProgress) -> None:
+        """Writes a checkpoint."""
+        version = PolicyVersion(step=progress.step)
+        if trainer.rank == 0:
+            (self._folder.begin(version) / PROGRESS).write_text(progress.to_json() + "\n")
+        trainer.total_over_ranks(0.0)
+        trainer.save(self._folder.partial(version))
+        trainer.total_over_ranks(0.0)
+        if trainer.rank == 0:
+            self._folder.complete(LearnerState(run_id=self._run_id, version=version, starts={0: 0}, fates={}))
 
 
 def train(
@@ -74,69 +113,86 @@ def train(
     out_dir: Path,
     *,
     row_tokens: int,
+    checkpoints: SftCheckpoints | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> SftReport:
-    """Trains on the pairs until `steps` or `minutes` are over; every rank calls it with the same pairs."""
+    """Trains on the pairs until `steps` or `minutes` are over; every rank calls it with the same pairs.
+
+    With `checkpoints` it goes on from the latest, as if it had never been stopped. Writes `out_dir/sft.jsonl`.
+    """
     out_dir.mkdir(parents=True, exist_ok=True)
     kept = [pair for pair in pairs if len(pair.sequence) <= config.max_tokens]
     held = [pair.sequence for pair in held_out if len(pair.sequence) <= config.max_tokens]
-    log = _Log(out_dir / "sft.jsonl" if trainer.rank == 0 else None, config.progress_s, clock)
-    began, tokens, losses, held_loss = clock(), 0, [], None
-    held_at = -1
-    order = _Order(len(kept), config.data.seed)
-    for step in range(config.steps):
-        share = _share(trainer, config, step, clock() - began)
+    if not kept:
+        raise UsageError(
+            f"none of {len(pairs)} pairs has at most learner.sft.max_tokens = {config.max_tokens} tokens: raise it, or "
+            "give other data"
+        )
+    at = checkpoints.restore(trainer) if checkpoints is not None else SftProgress()
+    log = _Log(out_dir / "sft.jsonl" if trainer.rank == 0 else None, at.step, config.progress_s, clock)
+    order = _Order(len(kept), config.data.seed, skip=at.step * config.batch)
+    began, saved = clock() - at.seconds, at.step
+    while at.step < config.steps:
+        share = _share(trainer, config, at.step, clock() - began)
         if share >= 1.0:
             break
         chosen = [kept[i].sequence for i in order.take(config.batch)]
-        loss, step_tokens, report = _step(trainer, chosen, row_tokens, share)
-        losses.append(loss)
-        tokens += step_tokens
-        if held and (step + 1) % config.held_out_every == 0:
-            held_loss, held_at = held_out_loss(trainer, held, row_tokens), step
+        loss, step_tokens, report = _step(trainer, chosen, row_tokens, share, config)
+        held_loss = None
+        if held and (at.step + 1) % config.held_out_every == 0:
+            held_loss = held_out_loss(trainer, held, row_tokens, config)
+        at = at.after(loss, step_tokens, held_loss, clock() - began)
         log.write(
-            step=step, loss=loss, held_out_loss=held_loss if held_at == step else None,
-            gradient_norm=report.gradient_norm, learning_rate=report.learning_rate, seconds=clock() - began,
-            tokens_per_s=tokens / max(clock() - began, 1e-9),
+            step=at.step - 1, loss=loss, held_out_loss=held_loss, gradient_norm=report.gradient_norm,
+            learning_rate=report.learning_rate, seconds=at.seconds, tokens_per_s=at.tokens / max(at.seconds, 1e-9),
         )  # fmt: skip
-    if held and held_at != len(losses) - 1:
-        held_loss = held_out_loss(trainer, held, row_tokens)
-    seconds = clock() - began
+        if checkpoints is not None and at.step % config.checkpoint_every == 0:
+            checkpoints.save(trainer, at)
+            saved = at.step
+    if checkpoints is not None and saved != at.step:
+        checkpoints.save(trainer, at)
+    if held and at.held_out_at != at.step:
+        final = held_out_loss(trainer, held, row_tokens, config)
+        at = at.model_copy(update={"held_out_loss": final, "held_out_at": at.step})
     return SftReport(
-        steps=len(losses), pairs=len(kept), left_out=len(pairs) - len(kept), data_hash=data_hash(kept),
-        first_loss=losses[0] if losses else math.nan, last_loss=losses[-1] if losses else math.nan,
-        held_out_loss=held_loss, held_out_perplexity=None if held_loss is None else math.exp(held_loss),
-        tokens_per_s=tokens / max(seconds, 1e-9), seconds=seconds,
+        steps=at.step, pairs=len(kept), left_out=len(pairs) - len(kept), data_hash=data_hash(kept),
+        first_loss=at.first_loss, last_loss=at.last_loss, held_out_loss=at.held_out_loss,
+        held_out_perplexity=None if at.held_out_loss is None else math.exp(at.held_out_loss),
+        tokens_per_s=at.tokens / max(at.seconds, 1e-9), seconds=at.seconds,
     )  # fmt: skip
 
 
-def held_out_loss(trainer: PolicyTrainer, sequences: Sequence[TokenSequence], row_tokens: int) -> float:
+def held_out_loss(
+    trainer: PolicyTrainer, sequences: Sequence[TokenSequence], row_tokens: int, config: SftConfig
+) -> float:
     """Mean negative log-likelihood per completion token, over all ranks' shares of the sequences."""
     own = sequences[trainer.rank :: trainer.world]
-    total = sum(-float(part.double().sum()) for part in trainer.logprobs(layout(own, row_tokens, trainer.device)))
+    total = sum(
+        -float(part.double().sum()) for part in trainer.logprobs(layout(own, row_tokens, trainer.device, config.layout))
+    )
     loss, count = trainer.total_over_ranks(total, float(sum(len(s.completion_ids) for s in own)))
     return loss / count
 
 
-def layout(sequences: Sequence[TokenSequence], row_tokens: int, device: str) -> list[TokenBatch]:
-    """Micro-batches: packed without padding on CPU, padded rows of like length on a GPU."""
+def layout(
+    sequences: Sequence[TokenSequence], row_tokens: int, device: str, kind: Literal["auto", "pack", "pad"] = "auto"
+) -> list[TokenBatch]:
+    """Micro-batches: packed without padding, or padded rows of like length; auto packs on CPU and pads on a GPU."""
     if not sequences:
         return []
-    if device == "cpu":
+    if kind == "pack" or (kind == "auto" and device == "cpu"):
         return [pack([sequences[i] for i in row]) for row in split_shared(sequences, row_tokens)]
     rows = split_padded([len(s) for s in sequences], row_tokens)
     return [pad([sequences[i] for i in row]) for row in rows]
 
 
 def _step(
-    trainer: PolicyTrainer, chosen: Sequence[TokenSequence], row_tokens: int, share: float
+    trainer: PolicyTrainer, chosen: Sequence[TokenSequence], row_tokens: int, share: float, config: SftConfig
 ) -> tuple[float, int, StepReport]:
     own = chosen[trainer.rank :: trainer.world]
     (count,) = trainer.total_over_ranks(float(sum(len(s.completion_ids) for s in own)))
-    report = trainer.step(
-        layout(own, row_tokens, trainer.device), lambda logprobs, _entropy, _number: -logprobs.sum() / count,
-        progress=share,
-    )  # fmt: skip
+    batches = layout(own, row_tokens, trainer.device, config.layout)
+    report = trainer.step(batches, lambda logprobs, _entropy, _number: -logprobs.sum() / count, progress=share)
     (loss,) = trainer.total_over_ranks(report.loss)
     (tokens,) = trainer.total_over_ranks(float(report.tokens))
     return loss, int(tokens), report
@@ -150,12 +206,13 @@ def _share(trainer: PolicyTrainer, config: SftConfig, step: int, seconds: float)
 
 
 class _Order:
-    """Endless shuffled passes over `count` items."""
+    """Endless shuffled passes over `count` items, from the item number `skip` on."""
 
-    def __init__(self, count: int, seed: int) -> None:
+    def __init__(self, count: int, seed: int, skip: int = 0) -> None:
         self._rng = random.Random(seed)
         self._count = count
         self._left: list[int] = []
+        self.take(skip)
 
     def take(self, size: int) -> list[int]:
         while len(self._left) < size:
@@ -165,11 +222,17 @@ class _Order:
 
 
 class _Log:
-    """The loss curve as JSON lines, and a progress line now and then."""
+    """The loss curve as JSON lines, each step once, and a progress line now and then."""
 
-    def __init__(self, path: Path | None, progress_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path | None, step: int, progress_s: float, clock: Callable[[], float]) -> None:
+        """Steps from `step` on, which a run that was killed may have written already, are cut."""
         self._path, self._progress_s, self._clock = path, progress_s, clock
         self._last = -math.inf
+        if path is not None and path.is_file():
+            lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            partial = path.with_suffix(".partial")
+            partial.write_text("".join(lines[:step]))
+            partial.replace(path)
 
     def write(self, **values: Any) -> None:
         if self._path is None:

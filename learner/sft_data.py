@@ -63,9 +63,10 @@ class SftPair:
 
 
 def default_source(
-    tokenizer: Any, config: SftDataConfig, *, max_prompt_tokens: int, max_completion_tokens: int
-) -> PairSource:
-    """Tasks and seeds of the procedural suite, prompts and completions as rollout writes them (compact template)."""
+    tokenizer: Any, config: SftDataConfig, *, max_prompt_tokens: int, max_completion_tokens: int,
+    template: str = "compact",
+) -> PairSource:  # fmt: skip
+    """Tasks and seeds of the procedural suite, prompts and completions as rollout writes them."""
     from rollout import PromptTooLong, build_prompt, render_completion
     from rollout.config import PromptConfig, RolloutConfig
     from tasks import procedural
@@ -73,7 +74,7 @@ def default_source(
 
     def prompt(task: Task, exemplars: Sequence[Exemplar], style: str) -> Prompt:
         settings = PromptConfig.model_validate(
-            {"template": "compact", "kernel_style": style, "max_tokens": max_prompt_tokens}
+            {"template": template, "kernel_style": style, "max_tokens": max_prompt_tokens}
         )
         return build_prompt(
             task, exemplars, tokenizer, RolloutConfig(prompt=settings), run_id="sft",

@@ -82,6 +82,10 @@ class OpenAIConfig(Section):
     """Further attempts after a failure that may pass: a busy server, a lost connection."""
     retry_wait_s: float = Field(default=1.0, gt=0)
     """Wait before the first further attempt; it doubles each time, up to a minute."""
+    requests_per_minute: float = Field(default=0.0, ge=0)
+    """Requests sent at most, evenly spaced, further attempts included; 0 sets no pace."""
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the endpoint calls the limit of new tokens."""
 
 
 class RolloutConfig(Section):

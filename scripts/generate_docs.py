@@ -72,6 +72,9 @@ def section_lines(section: type[Section] | None, name: str) -> list[str]:
         inner = section_of(field.annotation)
         if inner is not None:
             lines += section_lines(inner, f"{name}.{key}")
+        elif typing.get_origin(field.annotation) is dict:
+            named = section_of(typing.get_args(field.annotation)[1])
+            lines += section_lines(named, f"{name}.{key}.NAME") if named else []
     return lines
 
 

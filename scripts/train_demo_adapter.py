@@ -15,28 +15,26 @@ OUT_DIR gets `adapter/` (bf16 safetensors), `recipe.json` (seed, versions, data 
 from __future__ import annotations
 
 import argparse
-import gzip
 import hashlib
 import importlib.metadata
 import json
 import logging
-import multiprocessing
 import os
 import platform
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from learner.batch import TokenSequence
 from learner.config import DeepSpeedConfig, LearnerConfig, OptimizerConfig, PolicyConfig, SftConfig, SftDataConfig
 from learner.device import resolve_device
-from learner.sft_data import PairSource, SftPair, build_pairs, data_hash, default_source, device_type, exemplars_for
+from learner.sft_data import PairSource, build_pairs, data_hash, default_source, device_type, exemplars_for
+from learner.sft_pairs import Pairs, Recipe, generated_pairs, read_pairs, write_pairs
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "numpy", "tokenizers", "safetensors")
 BASE_NAME = "SmolLM2-135M-Instruct"
@@ -62,9 +60,11 @@ def main() -> int:
     tokenizer = ChatTokenizer.load(options.model)
     source = _source(tokenizer, config.sft)
     began = time.monotonic()
-    pairs = _read_pairs(options.pairs_file) if options.pairs_file else _build_in_parallel(config.sft, options.model)
+    recipe = Recipe(config.sft, options.model)
+    pairs = read_pairs(options.pairs_file)[0].train if options.pairs_file else generated_pairs(recipe)
     if options.build_only:
-        _write_pairs(pairs, options.out / "pairs.jsonl.gz")
+        write_pairs(Pairs(pairs, (), {}), options.out / "pairs.jsonl.gz", recipe.digest())
+        logger.info("%d pairs, data hash %s", len(pairs), data_hash(pairs))
         return 0
     held_out = list(build_pairs(source, config.sft.data, held_out=True))
     logger.info("%d pairs and %d held out, built in %.0f s", len(pairs), len(held_out), time.monotonic() - began)
@@ -83,42 +83,6 @@ def _source(tokenizer: Any, config: SftConfig) -> PairSource:
         tokenizer, config.data, max_prompt_tokens=config.max_prompt_tokens,
         max_completion_tokens=config.max_completion_tokens,
     )  # fmt: skip
-
-
-def _build_in_parallel(config: SftConfig, model: Path) -> list[SftPair]:
-    """All pairs, in order; how many processes build them changes nothing. Called before CUDA is touched."""
-    count, workers = config.data.pairs, min(16, len(os.sched_getaffinity(0)))
-    if count < 1000:
-        return _build_part(config, model, range(count))
-    size = -(-count // (4 * workers))
-    parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        built = pool.starmap(_build_part, [(config, model, part) for part in parts])
-    return [pair for part in built for pair in part]
-
-
-def _write_pairs(pairs: Sequence[SftPair], path: Path) -> None:
-    with gzip.open(path, "wt") as file:
-        for pair in pairs:
-            file.write(json.dumps(asdict(pair), sort_keys=True) + "\n")
-    logger.info("%d pairs in %s, data hash %s", len(pairs), path, data_hash(pairs))
-
-
-def _read_pairs(path: Path) -> list[SftPair]:
-    pairs = []
-    with gzip.open(path, "rt") as file:
-        for line in file:
-            fields = json.loads(line)
-            ids = fields["sequence"]
-            sequence = TokenSequence(tuple(ids["prompt_ids"]), tuple(ids["completion_ids"]))
-            pairs.append(SftPair(**{**fields, "sequence": sequence, "composition": tuple(fields["composition"])}))
-    return pairs
-
-
-def _build_part(config: SftConfig, model: Path, numbers: range) -> list[SftPair]:
-    from rollout.tokenizer import ChatTokenizer
-
-    return list(build_pairs(_source(ChatTokenizer.load(model), config), config.data, numbers=numbers))
 
 
 def sample(

@@ -86,13 +86,18 @@ class Display:
             if self._status is not None:
                 self._status.console.print(text, highlight=False)
                 return
-            typer.echo(text)
-            sys.stdout.flush()
+            plain(text)
 
     def _remind(self) -> None:
         while not self._over.wait(self.silence_s / 12):
             if self._clock() - self._said_s >= self.silence_s:
                 self.say(f"{self._stage}: {self._clock() - self._stage_s:.0f} s so far")
+
+
+def plain(text: str) -> None:
+    """A line on standard output, at once."""
+    typer.echo(text)
+    sys.stdout.flush()
 
 
 def print_result(summary: dict[str, Any], folder: str) -> None:

@@ -27,7 +27,9 @@ from tasks.version import EVALUATOR_VERSION, PACKAGE_VERSION, RECORD_SCHEMA_VERS
 
 COMMANDS = {
     "evaluate": "deploy.cli.evaluate",
+    "augment": "deploy.cli.augment",
     "train": "deploy.cli.train",
+    "export": "deploy.cli.export",
     "store": "deploy.cli.store",
     "doctor": "deploy.cli.doctor",
 }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from deploy.cli.display import Display, print_result
+from deploy.cli.display import Display, plain, print_result
 from deploy.config import Config, load_config
 from deploy.folder import RunFolder, find_run, new_run_id
 from deploy.graph.cluster import joined, local_node, named_address, nodes_of, requests_of
@@ -22,13 +22,16 @@ from deploy.observe.environment import describe_environment
 from deploy.observe.export import Exporter, RunMetrics
 from deploy.observe.follow import Follower
 from deploy.observe.report import winners
+from deploy.observe.writers import check_writers, open_writers
 from deploy.resolve import ConfigError
 from tasks.errors import UsageError
 from tasks.figures import times
 from tasks.records import Task
 
 
-def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False, resume: str = "") -> int:
+def run_training(
+    source: str, overrides: Sequence[str], *, dry_run: bool = False, resume: str = "", rollouts: str = ""
+) -> int:
     """One run from its configuration to its exit code; raises KontrastError."""
     if resume:
         folder = find_run(Path("runs"), resume)
@@ -39,16 +42,24 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
         run = RunFolder(config.run.folder / new_run_id(config.run.name))
     else:
         raise ConfigError("Name a preset or a TOML file, or a run to --resume.")
-    check_asked(config)
+    from deploy.cli.stages import needs_tasks, run_stages
+
+    check_writers(config.observe)
+    samples = needs_tasks(config)
+    if rollouts and (len(config.run.stages) > 1 or not samples):
+        raise UsageError("--rollouts trains one stage that samples: name no other in --stages.")
+    samples = samples and not rollouts
+    if samples:
+        check_asked(config)
     if dry_run:
         return print_plan(config)
-    tasks = read_tasks(config)
+    tasks = read_tasks(config) if samples else []
     run.create()
     run.write_text("config.toml", config.to_toml())
     run.write_json("environment.json", describe_environment())
-    from deploy.graph.workers import make_workers, prepare
-
-    return train(config, run, tasks, make_workers, prepare)
+    if rollouts:
+        return train_on_rollouts(prepared(config), run, Path(rollouts))
+    return run_stages(prepared(config), run, tasks)
 
 
 def check_asked(config: Config) -> None:
@@ -113,23 +124,30 @@ def print_plan(config: Config) -> int:
     return 2 if missing else 0
 
 
-def train(
-    config: Config,
-    run: RunFolder,
-    tasks: Sequence[Task],
-    make_workers: MakeWorkers,
-    prepare: Callable[[Config], Config],
-) -> int:
+def prepared(config: Config) -> Config:
+    """The configuration with its model converted and found."""
+    from deploy.graph.workers import prepare
+
+    with Display(config.observe.progress_s) as display:
+        display.stage("preparing the model (on first use it is converted)")
+        return prepare(config)
+
+
+def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers) -> int:
     """Runs, shows progress, writes the summary, prints the table; the exit code."""
     followers: list[Follower] = []
     started_s = time.time()
     exporter = exporter_of(config, run)
-    with Display(config.observe.progress_s) as display:
+    settings = config.model_dump(mode="json", by_alias=True)
+    with (
+        Display(config.observe.progress_s) as display,
+        open_writers(config.observe, run.path, run.run_id, settings) as writers,
+    ):
         display.say(f"run {run.run_id} in {run.path}")
 
         def follow(plan: RunPlan, read: Reader) -> Callable[[], object]:
             metrics = RunMetrics() if config.observe.metrics else None
-            follower = Follower(run, plan, read, display.show, started_s=started_s, metrics=metrics)
+            follower = Follower(run, plan, read, display.show, started_s=started_s, metrics=metrics, writers=writers)
             followers.append(follower)
 
             def watch() -> None:
@@ -139,8 +157,7 @@ def train(
             return watch
 
         try:
-            display.stage("preparing the model (on first use it is converted)")
-            execute(prepare(config), run, tasks, make_workers, follow, display.stage)
+            execute(config, run, tasks, make_workers, follow, display.stage)
         finally:
             if exporter is not None:
                 exporter.stop()
@@ -148,6 +165,26 @@ def train(
                 summary = followers[0].summarize()
     print_result(summary, str(run.path))
     return verdict(config, followers[0], summary)
+
+
+def train_on_rollouts(config: Config, run: RunFolder, path: Path) -> int:
+    """Trains on a file of scored groups and says what became of them; the exit code."""
+    from deploy.graph.replaying import STEPS, replay_rollouts
+
+    settings = config.model_dump(mode="json", by_alias=True)
+    plain(f"run {run.run_id} in {run.path}")
+    with open_writers(config.observe, run.path, run.run_id, settings) as writers:
+
+        def follow(step: int, figures: Mapping[str, float]) -> None:
+            writers.write(step, figures)
+            shown = ", ".join(f"{name} {figures[name]:.4g}" for name in ("loss", "reward_mean") if name in figures)
+            plain(f"step {step}/{config.learner.steps} | {shown}")
+
+        summary = replay_rollouts(config, run, path, plain, follow)
+    run.write_json("summary.json", summary)
+    fates = ", ".join(f"{count} {fate}" for fate, count in sorted(summary["fates"].items())) or "none used"
+    plain(f"{summary['step']} steps on {summary['groups']} groups: {fates}; figures: {run.path / STEPS}")
+    return 0
 
 
 def verdict(config: Config, follower: Follower, summary: dict[str, Any]) -> int:

@@ -23,8 +23,21 @@ def train(
     resume: Annotated[
         str, typer.Option("--resume", help="Id or folder of a run to go on with.", show_default=False)
     ] = "",
+    stages: Annotated[
+        str, typer.Option("--stages", help="Stages in their order, such as sft,rl.", show_default=False)
+    ] = "",
+    rollouts: Annotated[
+        str,
+        typer.Option(
+            "--rollouts",
+            help="Train on this file, which run.dump_rollouts wrote, without generators.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Train a policy. Settings of the configuration are overridden by --section.key value.
+
+    Stages: sft (supervised, on seed kernels and demonstrations) and rl. Each begins with the weights of the one before.
 
     Joins the Ray cluster that RAY_ADDRESS or `ray job submit` names, else starts Ray on this machine. Ends with exit
     code 0 when the run is finished, 1 when it found less than run.require_speedup asks, 2 for bad usage, 3 when an
@@ -32,7 +45,8 @@ def train(
     """
     from deploy.cli.session import run_training
 
-    raise typer.Exit(run_training(config, settings_of(context), dry_run=dry_run, resume=resume))
+    overrides = [*settings_of(context), *(["--run.stages", stages] if stages else [])]
+    raise typer.Exit(run_training(config, overrides, dry_run=dry_run, resume=resume, rollouts=rollouts))
 
 
 if __name__ == "__main__":

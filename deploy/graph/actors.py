@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from deploy.folder import RunFolder
 from deploy.graph.coordinator import Coordinator
@@ -51,11 +50,11 @@ class RecorderActor:
     """Serves prompts and records samples."""
 
     def __init__(
-        self, run: Path, location: str, store: StoreConfig, tasks: Mapping[str, Task],
+        self, run: RunFolder, location: str, store: StoreConfig, tasks: Mapping[str, Task],
         make_tools: Callable[[], Tools], rules: Rules, source: str,
     ) -> None:  # fmt: skip
         check_integrity(source)
-        self._recorder = Recorder(RunFolder(run), ExemplarStore.connect(location, store), tasks, make_tools(), rules)
+        self._recorder = Recorder(run, ExemplarStore.connect(location, store), tasks, make_tools(), rules)
 
     async def open_group(self, group: Group) -> None:
         """Opens a group; the prompt itself is fetched by `prompt`."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,17 +71,19 @@ def named_address(config: Config, environment: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def joined(config: Config, logs: Path | None = None) -> Iterator[Any]:
+def joined(config: Config, logs: Path | None = None, folders: Sequence[Path] = ()) -> Iterator[Any]:
     """Connects to the run's cluster and yields the module `ray`; raises ClusterUnreachable.
 
-    At the end the logs of this process's workers on this machine go into the folder `logs`.
+    At the end the logs of this process's workers on this machine go into the folder `logs`. A cluster that is started
+    here takes `folders` with it when this process is killed.
+
     Ray keeps the authentication of a process's first cluster: after one that was started here, a cluster with another
     token is joined from another process.
     """
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment = {**usage_reporting_off(os.environ), **passed_on}
     address = named_address(config, os.environ)
-    with contextlib.nullcontext() if address else _private_cluster():
+    with contextlib.nullcontext() if address else _private_cluster(folders):
         import ray
 
         common: dict[str, Any] = {
@@ -108,11 +110,11 @@ def joined(config: Config, logs: Path | None = None) -> Iterator[Any]:
 
 
 @contextmanager
-def _private_cluster() -> Iterator[None]:
+def _private_cluster(folders: Sequence[Path]) -> Iterator[None]:
     """What Ray started here leaves in this process ends with the block: its processes and, in the environment, its
     token and the mode that Ray sets beside it."""
     before = _authentication(os.environ)
-    with reaping(os.environ):
+    with reaping(os.environ, folders):
         private_token(os.environ)
         try:
             yield

@@ -2,9 +2,10 @@
 
 Ray's own processes watch their parent at their leisure: after a SIGKILL some live on for a minute and more. Everything
 the command starts inherits a mark in its environment; a process beside the command, which the kernel tells of the
-command's end however it came (tasks.lifeline), then ends every process that carries the mark.
+command's end however it came (tasks.lifeline), then ends every process that carries the mark, and removes what they
+kept in memory.
 
-    python -m deploy.graph.reaper MARK     # what `reaping` runs
+    python -m deploy.graph.reaper MARK [FOLDER ...]     # what `reaping` runs
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,12 +34,13 @@ CLEAN_SWEEPS = 3
 
 
 @contextmanager
-def reaping(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Marks what is started inside, and sees that none of it outlives this block or this process."""
+def reaping(environment: MutableMapping[str, str], folders: Sequence[Path] = ()) -> Iterator[None]:
+    """Marks what is started inside, and sees that none of it outlives this block or this process, nor do `folders`."""
     mark = secrets.token_hex(16)
     unmarked = {name: value for name, value in environment.items() if name != MARK}
     unmarked["PYTHONPATH"] = os.pathsep.join(filter(None, (str(project_root()), environment.get("PYTHONPATH"))))
-    reaper = spawn([sys.executable, "-m", "deploy.graph.reaper", mark], env=unmarked, stdout=subprocess.PIPE)
+    command = [sys.executable, "-m", "deploy.graph.reaper", mark, *(str(folder.resolve()) for folder in folders)]
+    reaper = spawn(command, env=unmarked, stdout=subprocess.PIPE)
     output = reaper.process.stdout
     assert output is not None
     with output:
@@ -80,13 +83,15 @@ def sweep(mark: str) -> None:
         time.sleep(PAUSE_S)
 
 
-def main(mark: str) -> None:
+def main(mark: str, folders: Sequence[str]) -> None:
     """Sleeps until SIGTERM, which comes when the lifeline closes, and sweeps."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.write(1, b"up\n")
     signal.sigwait({signal.SIGTERM})
     sweep(mark)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

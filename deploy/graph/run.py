@@ -28,6 +28,7 @@ from deploy.graph.plan import RunPlan
 from deploy.graph.recorder import Rules, Tools
 from exemplar_store import ExemplarStore, RunStream
 from exemplar_store.errors import StoreUsageError
+from learner.publish import publish_folders
 from tasks.errors import KontrastError
 from tasks.integrity import check_integrity
 from tasks.records import Task
@@ -133,7 +134,7 @@ def execute(
     plan = run_plan(config, run.run_id, tasks)
     by_id = {task.id: task for task in tasks}
     say(f"{'joining' if named_address(config, os.environ) else 'starting'} Ray")
-    with joined(config, run.logs) as ray:
+    with joined(config, run.logs, publish_folders(config.learner.publish, run.run_id)) as ray:
         nodes = nodes_of(ray)
         make_plan(requests_of(config), nodes).require()
         if not config.store.location and len(nodes) > 1:
@@ -156,8 +157,8 @@ def execute(
 
 def remove_weights(config: Config, run_id: str) -> None:
     """Removes what a learner on this node has published through files: it may lie in memory, as /dev/shm does."""
-    if config.learner.publish.folder:
-        shutil.rmtree(Path(config.learner.publish.folder) / f"kontrast-{run_id}", ignore_errors=True)
+    for folder in publish_folders(config.learner.publish, run_id):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], object]) -> None:
@@ -177,7 +178,7 @@ def _lead(ray: Any, setting: Setting, workers: Workers, watch: Callable[[], obje
     )  # fmt: skip
     recorder_name = setting.actor_name("recorder")
     recorder = ray.remote(RecorderActor).options(name=recorder_name, **options).remote(
-        setting.run.path.resolve(), setting.location, config.store, setting.tasks, workers.make_tools, rules,
+        setting.run.resolved(), setting.location, config.store, setting.tasks, workers.make_tools, rules,
         setting.source,
     )  # fmt: skip
     coordinator = ray.remote(CoordinatorActor).options(name=setting.actor_name("coordinator"), **options).remote(
@@ -212,7 +213,7 @@ def _await_end(ray: Any, coordinator: Any, watch: Callable[[], object]) -> None:
             result = coordinator.run.remote()
             continue
         except ray.exceptions.RayTaskError as error:
-            raise _cause(error) from error
+            raise cause_of(error) from error
         watch()
         return
 
@@ -228,7 +229,8 @@ def _restarts(ray: Any, actor: Any) -> bool:
     return False
 
 
-def _cause(error: Any) -> Exception:
+def cause_of(error: Any) -> Exception:
+    """What a failed call of an actor is raised as here."""
     cause = error.cause if getattr(error, "cause", None) is not None else error
     if isinstance(cause, KontrastError):
         return cause

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.config import Config
+from deploy.folder import RunFolder
 from deploy.graph.evaluators import CONFIRMATION, EXPLORATION, EvaluatorPool, open_evaluator, start_evaluators
 from deploy.graph.generating import GeneratorActor
 from deploy.graph.handles import PromptRefused
@@ -18,10 +19,15 @@ from deploy.graph.reviewing import ask_actor, start_reviewer
 from deploy.graph.run import RunFailed, Setting, Workers
 from deploy.graph.state import Group
 from exemplar_store import ExemplarStore, RunStream, StoreConfig
+from learner.loop import GroupStream
+from learner.rollouts import OpenDumping
 from rollout import PromptTooLong, build_prompt
 from rollout.tokenizer import Tokenizer
 from tasks.errors import UsageError
 from tasks.records import Candidate, Evaluation, Exemplar, Prompt, Task
+
+ROLLOUTS = "rollouts.jsonl"
+"""File of a run that holds its scored groups, where they are asked for."""
 
 
 def prepare(config: Config) -> Config:
@@ -75,14 +81,17 @@ def make_workers(ray: Any, setting: Setting) -> Workers:
         cpus=cluster.evaluator_cpus, gpus=cluster.evaluator_gpus, restarts=cluster.restarts,
         candidates_at_once=config.evaluator.candidates_at_once,
     )  # fmt: skip
-    learner = start_learner(ray, setting)
-    _await_ready(ray, {"a generator": [actor.ready for actor in generators], "the learner": [learner.ready]}, config)
+    stream: Callable[[], GroupStream] = OpenStream(setting.location, config.store, setting.run.run_id)
+    if config.run.dump_rollouts:
+        stream = OpenDumping(stream, str(setting.run.path.resolve() / ROLLOUTS))
+    learner = start_learner(ray, config, setting.run, stream, setting.actor_name("learner"))
+    await_ready(ray, {"a generator": [actor.ready for actor in generators], "the learner": [learner.ready]}, config)
     actors = [*generators, learner, *(actor for found in evaluators.values() for actor in found)]
     reviewer = ""
     if config.review.mode != "off":
         reviewer = setting.actor_name("reviewer")
         actors.append(start_reviewer(ray, config.review, reviewer, setting.source, restarts=cluster.restarts))
-        _await_ready(ray, {"the reviewer": [actors[-1].ready]}, config)
+        await_ready(ray, {"the reviewer": [actors[-1].ready]}, config)
     tools = RealTools(config, setting.run.run_id, by_type, reviewer)
     return Workers(names, setting.actor_name("learner"), tools, actors)
 
@@ -100,29 +109,18 @@ class OpenStream:
         return RunStream(ExemplarStore.connect(self.location, self.store), self.run_id)
 
 
-def start_learner(ray: Any, setting: Setting) -> Any:
-    """The learner's first rank, with the others on its node; returns its actor."""
+def start_learner(ray: Any, config: Config, run: RunFolder, stream: Callable[[], GroupStream], name: str) -> Any:
+    """The learner's first rank, with the others on its node; returns its actor. `stream` opens what it learns from."""
     from learner.actor import learner_actor, rank_actor
 
-    config, cluster = setting.config, setting.config.cluster
+    cluster = config.cluster
     world = cluster.learner_ranks
-    options: dict[str, Any] = {
-        "num_cpus": cluster.learner_cpus, "num_gpus": cluster.learner_gpus, "max_restarts": cluster.restarts,
-        "max_task_retries": 0,
-    }  # fmt: skip
-    placed = [options] * world
-    if world > 1:
-        bundle = {"CPU": cluster.learner_cpus, "GPU": cluster.learner_gpus}
-        group = ray.util.placement_group([bundle] * world, strategy="STRICT_PACK")
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        placed = [
-            {**options, "scheduling_strategy": strategy(group, placement_group_bundle_index=n)} for n in range(world)
-        ]
-    stream = OpenStream(setting.location, config.store, setting.run.run_id)
-    lead = learner_actor().options(name=setting.actor_name("learner"), **placed[0]).remote(
-        config.learner, setting.run.run_id, str(setting.run.checkpoints.resolve()), stream, world=world,
-        seed=config.run.seed,
-    )  # fmt: skip
+    placed = rank_options(ray, config, restarts=cluster.restarts)
+    lead = (
+        learner_actor()
+        .options(name=name, **placed[0])
+        .remote(config.learner, run.run_id, str(run.checkpoints.resolve()), stream, world=world, seed=config.run.seed)
+    )
     if world > 1:
         address = ray.get(lead.address.remote(), timeout=cluster.start_timeout_s)
         for rank in range(1, world):
@@ -133,7 +131,23 @@ def start_learner(ray: Any, setting: Setting) -> Any:
     return lead
 
 
-def _await_ready(ray: Any, asked: Mapping[str, Sequence[Any]], config: Config) -> None:
+def rank_options(ray: Any, config: Config, *, restarts: int) -> list[dict[str, Any]]:
+    """Options of the learner's ranks, which are placed on one node together."""
+    cluster, world = config.cluster, config.cluster.learner_ranks
+    options: dict[str, Any] = {
+        "num_cpus": cluster.learner_cpus, "num_gpus": cluster.learner_gpus, "max_restarts": restarts,
+        "max_task_retries": 0,
+    }  # fmt: skip
+    if world == 1:
+        return [options]
+    bundle = {"CPU": cluster.learner_cpus, "GPU": cluster.learner_gpus}
+    group = ray.util.placement_group([bundle] * world, strategy="STRICT_PACK")
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+    return [{**options, "scheduling_strategy": strategy(group, placement_group_bundle_index=n)} for n in range(world)]
+
+
+def await_ready(ray: Any, asked: Mapping[str, Sequence[Any]], config: Config) -> None:
+    """Waits for calls of each kind of worker; raises RunFailed, or what a worker raised."""
     limit = config.cluster.start_timeout_s
     for what, calls in asked.items():
         references = [call.remote() for call in calls]

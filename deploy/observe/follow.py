@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from deploy.folder import RunFolder
-from deploy.graph.events import ControlMeasured, Event, event_from_dict
+from deploy.graph.events import ControlMeasured, Event, LineageStarted, StepLearned, event_from_dict
 from deploy.graph.plan import RunPlan
 from deploy.graph.state import RunState
 from deploy.observe import progress
 from deploy.observe.export import RunMetrics
 from deploy.observe.report import summarize
+from deploy.observe.writers import Writers
 
 _log = logging.getLogger(__name__)
 Show = Callable[[progress.Progress], None]
@@ -36,12 +37,14 @@ class Follower:
         *,
         started_s: float | None = None,
         metrics: RunMetrics | None = None,
+        writers: Writers | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`read(n)` gives the stream's events from number n (0 is the first) on; the command began at `started_s`."""
         self.state = RunState()
         self._run, self._plan, self._read, self._show, self._clock = run, plan, read, show, clock
         self._metrics = metrics
+        self._writers = writers
         self._started_s = clock() if started_s is None else started_s
         self._seen = 0
         self._warned: set[tuple[str, str]] = set()
@@ -61,9 +64,19 @@ class Follower:
                 if self._seen > self._written:
                     file.write(json.dumps(value, sort_keys=True) + "\n")
                     self._written = self._seen
+                    self._pass_on(event)
         if self._metrics is not None:
             self._metrics.update(self.state, fresh)
         return fresh
+
+    def _pass_on(self, event: Event) -> None:
+        """The learner's figures, each step of each lineage once."""
+        if self._writers is None:
+            return
+        if isinstance(event, StepLearned):
+            self._writers.write(event.step, event.metrics)
+        elif isinstance(event, LineageStarted):
+            self._writers.restart(event.step)
 
     def _warn(self, control: ControlMeasured) -> None:
         """Says an alarm once."""

@@ -14,7 +14,7 @@ from learner.publish.base import Publication, Publisher, Receiver
 if TYPE_CHECKING:
     from learner.config import PublishConfig
 
-__all__ = ["Publication", "Publisher", "Receiver", "create_publisher"]
+__all__ = ["Publication", "Publisher", "Receiver", "create_publisher", "publish_folders"]
 
 
 def create_publisher(config: PublishConfig, *, run_id: str, bf16: bool) -> Publisher:
@@ -27,6 +27,11 @@ def create_publisher(config: PublishConfig, *, run_id: str, bf16: bool) -> Publi
 
     from learner.publish.files import FilesPublisher
 
-    places = [Path(config.folder)] if config.folder else [Path("/dev/shm"), Path(tempfile.gettempdir())]
     dtype = torch.bfloat16 if bf16 else torch.float32
-    return FilesPublisher([p / f"kontrast-{run_id}" for p in places], timeout_s=config.timeout_s, dtype=dtype)
+    return FilesPublisher(publish_folders(config, run_id), timeout_s=config.timeout_s, dtype=dtype)
+
+
+def publish_folders(config: PublishConfig, run_id: str) -> list[Path]:
+    """Where a run's weights may lie on the learner's node while they are published through files."""
+    places = [Path(config.folder)] if config.folder else [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    return [place / f"kontrast-{run_id}" for place in places]

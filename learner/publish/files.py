@@ -1,7 +1,8 @@
 """Publication through a safetensors file: for vLLM's CPU build and the transformers engine, on one machine.
 
 Invariants: the file has its final name only when it is whole; the file of the version before is kept until the new one
-has been taken by every engine.
+has been taken by every engine, and then none but the new one is left, whoever wrote the others: a learner that was
+killed leaves a whole copy of the weights.
 """
 
 from __future__ import annotations
@@ -31,12 +32,9 @@ class FilesPublisher(Publisher):
         self._folders = tuple(folders)
         self._dtype = dtype
         self._path: Path | None = None
-        self._previous: Path | None = None
 
     async def _prepare(self, weights: NamedTensors, version: PolicyVersion) -> Sent:
-        path, sent = await asyncio.to_thread(self._write, weights, f"policy-{version}.safetensors")
-        if self._path != path:
-            self._path, self._previous = path, self._path
+        self._path, sent = await asyncio.to_thread(self._write, weights, f"policy-{version}.safetensors")
         return sent
 
     async def _transfer(self, weights: NamedTensors, receivers: Sequence[Receiver], sent: Sent) -> None:  # noqa: ARG002
@@ -48,17 +46,20 @@ class FilesPublisher(Publisher):
                 raise result
 
     async def _finalize(self, version: PolicyVersion) -> None:  # noqa: ARG002
-        if self._previous is not None:
-            self._previous.unlink(missing_ok=True)
-            self._previous = None
+        self._remove(but=self._path)
 
     def close(self) -> None:
         """Removes the last file and the folder."""
-        for path in (self._path, self._previous):
-            if path is not None:
-                path.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # something else lies in it
-                    path.parent.rmdir()
+        self._remove()
+        for folder in self._folders:
+            with contextlib.suppress(OSError):  # something else lies in it, or it was never made
+                folder.rmdir()
+
+    def _remove(self, *, but: Path | None = None) -> None:
+        for folder in self._folders:
+            for path in folder.glob("policy-*.safetensors*"):
+                if path != but:
+                    path.unlink(missing_ok=True)
 
     def _write(self, weights: NamedTensors, name: str) -> tuple[Path, Sent]:
         from safetensors.torch import save_file

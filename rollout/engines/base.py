@@ -34,6 +34,14 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """Tokens of one draw as an endpoint counts them, for its bill."""
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Completion:
     """One finished draw.
 
@@ -49,6 +57,8 @@ class Completion:
     logprobs: tuple[float, ...]
     policy_versions: tuple[PolicyVersion, ...]
     finish_reason: FinishReason
+    usage: Usage | None = None
+    """What an endpoint counted; None where the tokens are here to be counted, or where it says nothing."""
 
 
 @dataclass(frozen=True)

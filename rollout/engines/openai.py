@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx
 
 from rollout import metrics
 from rollout.config import OpenAIConfig, SamplingConfig
-from rollout.engines.base import Completion, Engine, GenerationRequest, WeightSource
+from rollout.engines.base import Completion, Engine, GenerationRequest, Usage, WeightSource
 from tasks.errors import KontrastError, UsageError
 from tasks.records.group import FinishReason, PolicyVersion, Prompt
 
@@ -29,7 +31,27 @@ NO_WEIGHTS = "the openai engine takes no weights, its model is served elsewhere:
 
 
 class EndpointError(KontrastError):
-    """The endpoint refused a request, or did not answer it after all attempts."""
+    """The endpoint refused a request (`status` says how), or did not answer it after all attempts (`status` is 0)."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Pace:
+    """Spaces requests evenly: each waits for its own place in time."""
+
+    def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._gap_s = 60.0 / per_minute if per_minute else 0.0
+        self._clock = clock
+        self._next_s = -math.inf
+
+    def wait_s(self) -> float:
+        """Takes the next place; how long to wait for it."""
+        now = self._clock()
+        place = max(now, self._next_s)
+        self._next_s = place + self._gap_s
+        return place - now
 
 
 class OpenAIEngine(Engine):
@@ -60,6 +82,7 @@ class OpenAIEngine(Engine):
         self._sampling = sampling
         self._rng = rng or random.Random()
         self._slots = asyncio.Semaphore(config.concurrency)
+        self._pace = Pace(config.requests_per_minute)
         self._client = httpx.AsyncClient(
             base_url=config.base_url.rstrip("/"), headers=headers, timeout=config.timeout_s, transport=transport
         )
@@ -103,14 +126,14 @@ class OpenAIEngine(Engine):
             answer = await self._ask(prompt)
         text, reason = _read(answer, self._config.endpoint)
         metrics.COMPLETIONS.labels(self.name, reason).inc()
-        return Completion(prompt.id, index, text, (), (), (), reason)
+        return Completion(prompt.id, index, text, (), (), (), reason, _usage(answer))
 
     async def _ask(self, prompt: Prompt) -> dict[str, Any]:
         chat = self._config.endpoint == "chat"
         body = {
             "model": self._config.model,
             "temperature": self._sampling.temperature,
-            "max_tokens": self._sampling.max_tokens,
+            self._config.limit_field: self._sampling.max_tokens,
             **({"messages": [{"role": "user", "content": prompt.text}]} if chat else {"prompt": prompt.text}),
         }
         path = "/chat/completions" if chat else "/completions"
@@ -130,6 +153,7 @@ class OpenAIEngine(Engine):
 
     async def _try(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any] | str, float]:
         """The answer, or what went wrong and may pass with the wait that the endpoint asked for."""
+        await asyncio.sleep(self._pace.wait_s())
         try:
             response = await self._client.post(path, json=body)
         except httpx.TransportError as error:
@@ -138,11 +162,13 @@ class OpenAIEngine(Engine):
             return f"status {response.status_code}", _asked_wait_s(response)
         if response.status_code != 200:
             raise EndpointError(
-                f"{self._config.base_url} refused the request with status {response.status_code}: {response.text[:300]}"
+                f"{self._config.base_url} refused the request with status {response.status_code}: "
+                f"{response.text[:300]}",
+                response.status_code,
             )
         try:
             return dict(response.json()), 0.0
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise EndpointError(f"{self._config.base_url} answered no JSON: {response.text[:300]!r}") from error
 
 
@@ -152,7 +178,18 @@ def _read(answer: dict[str, Any], endpoint: str) -> tuple[str, FinishReason]:
         text = choice["message"]["content"] if endpoint == "chat" else choice["text"]
     except (KeyError, IndexError, TypeError) as error:
         raise EndpointError(f"the endpoint's answer holds no completion: {str(answer)[:300]}") from error
+    if text is not None and not isinstance(text, str):
+        raise EndpointError(f"the endpoint's answer holds no text: {str(answer)[:300]}")
     return text or "", "length" if choice.get("finish_reason") == "length" else "stop"
+
+
+def _usage(answer: dict[str, Any]) -> Usage | None:
+    """What the endpoint counted, if it says so."""
+    counted = answer.get("usage")
+    if not isinstance(counted, dict):
+        return None
+    numbers = [counted.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    return Usage(*(number if isinstance(number, int) and number >= 0 else 0 for number in numbers))
 
 
 def _asked_wait_s(response: httpx.Response) -> float:

@@ -5,12 +5,13 @@ record is, never where it was found.
 """
 
 from tasks.records.candidate import Candidate
+from tasks.records.demonstration import Demonstration
 from tasks.records.evaluation import Evaluation, Exemplar, Measurement
 from tasks.records.group import PolicyVersion, Prompt, Sample, ScoredGroup, ScoredSample
 from tasks.records.sweep import Sweep
 from tasks.records.task import Task
 
 __all__ = [
-    "Candidate", "Evaluation", "Exemplar", "Measurement", "PolicyVersion", "Prompt", "Sample", "ScoredGroup",
-    "ScoredSample", "Sweep", "Task",
+    "Candidate", "Demonstration", "Evaluation", "Exemplar", "Measurement", "PolicyVersion", "Prompt", "Sample",
+    "ScoredGroup", "ScoredSample", "Sweep", "Task",
 ]  # fmt: skip

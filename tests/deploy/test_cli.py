@@ -66,12 +66,17 @@ def test_version_prints_all_three() -> None:
     ("arguments", "text"),
     [
         (["train"], "Name a preset or a TOML file"),
+        (["train", "--learner.steps", "9"], "Name a preset"),
         (["train", "nowhere.toml"], "Cannot read configuration nowhere.toml"),
         (["train", "demo", "--learner.setps", "3"], "did you mean learner.steps?"),
         (["train", "demo", "--run.tasks", "kernelbench:9/999"], "KernelBench is not at hand"),
         (["train", "demo", "--run.tasks", "procedural:no_such_family/1"], "no_such_family"),
         (["train", "demo", "--rollout.sampling.temperature", "0.3"], "must be equal"),
         (["train", "--resume", "19990101"], "There is no run 19990101"),
+        (["train", "--resume", "19990101", "--learner.steps", "9"], "There is no run 19990101"),
+        (["train", "--learner.steps", "9", "--resume", "19990101"], "There is no run 19990101"),
+        (["train", "demo", "--learner.steps"], "needs a value"),
+        (["augment", "--augment.attempts", "9", "--resume", "19990101"], "There is no run 19990101"),
         (["nosuch"], "No such command"),
     ],
 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,9 @@ from tasks.integrity import project_root
 
 SLEEPER = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
 COMMAND = f"""
-import os, subprocess, sys, time
+import os, pathlib, subprocess, sys, time
 from deploy.graph.reaper import MARK, reaping
-with reaping(os.environ):
+with reaping(os.environ, [pathlib.Path(name) for name in sys.argv[1:]]):
     subprocess.Popen({SLEEPER!r}, start_new_session=True)
     print(os.environ[MARK], flush=True)
     time.sleep(600)
@@ -56,12 +57,20 @@ def test_a_block_that_started_nothing_ends_at_once() -> None:
 
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_whatever_ends_the_command_ends_what_it_started(sig: signal.Signals) -> None:
+def test_whatever_ends_the_command_ends_what_it_started(sig: signal.Signals, tmp_path: Path) -> None:
+    """Processes, and folders of weights in memory; what is beside these stays."""
     environment = {**os.environ, "PYTHONPATH": str(project_root())}
-    command = subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, text=True, env=environment)
+    weights, beside = tmp_path / "kontrast-r1", tmp_path / "kontrast-r2"
+    for folder in (weights, beside):
+        folder.mkdir()
+        (folder / "policy-0.1.safetensors").touch()
+    arguments = [sys.executable, "-c", COMMAND, str(weights), str(tmp_path / "never made")]
+    command = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment)
     assert command.stdout is not None
     mark = command.stdout.readline().strip()
     wait_until(lambda: len(marked(mark)) == 1)
     command.send_signal(sig)
     command.wait(timeout=30)
     wait_until(lambda: not marked(mark))
+    wait_until(lambda: not weights.exists())
+    assert list(beside.iterdir())

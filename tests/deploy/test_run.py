@@ -203,11 +203,16 @@ def id_of(folder: Path) -> str:
 
 
 def run(
-    folder: Path, address: str = "", act: Callable[[RunFolder, list[Event]], None] = lambda run, events: None
+    folder: Path,
+    address: str = "",
+    act: Callable[[RunFolder, list[Event]], None] = lambda run, events: None,
+    stage: str = "",
 ) -> RunState:
-    """A whole run; `act` sees the run's new events about once a second."""
+    """A whole run, or a stage of one; `act` sees the run's new events about once a second."""
     config: Config = load_config("cluster", [*SETTINGS, "--cluster.address", address])
     run_folder = RunFolder(folder / id_of(folder)).create()
+    if stage:
+        run_folder = run_folder.stage(stage).create()
     followers: list[Follower] = []
 
     def follow(plan: Any, read: Any) -> Callable[[], object]:
@@ -247,6 +252,19 @@ def test_a_run_to_the_end(tmp_path: Path, address: str) -> None:
     logs = {path.name: path.read_text() for path in (tmp_path / id_of(tmp_path) / "logs").iterdir()}
     assert all(text.strip() and ":job_id:" not in text for text in logs.values())
     assert [name for name, text in logs.items() if "a stand-in generates\n" in text], logs
+
+
+def test_two_stages_of_a_run_keep_their_events_apart_and_share_the_store(tmp_path: Path, address: str) -> None:
+    states = [run(tmp_path, address, stage=name) for name in ("first", "second")]
+    for name, state in zip(("first", "second"), states, strict=True):
+        check(state)
+        assert state.run_id == f"{id_of(tmp_path)}-{name}"
+        assert sorted((tmp_path / id_of(tmp_path) / name / "kernels").rglob("*.py"))
+    with ExemplarStore.connect(tmp_path / id_of(tmp_path) / "store") as store:
+        kept = store.top(TASKS[0].content_hash, "cpu", 100)
+    assert {exemplar.origin.rpartition("-g")[0] for exemplar in kept if "/" in exemplar.origin} == {
+        state.run_id for state in states
+    }
 
 
 @pytest.mark.parametrize("role", ["generator", "evaluator", "learner", "coordinator", "recorder"])

@@ -75,6 +75,24 @@ def test_one_file_is_left_and_close_removes_it(tmp_path: Path) -> None:
     assert not tmp_path.exists()
 
 
+def test_what_a_killed_learner_left_goes_once_the_next_version_is_taken(tmp_path: Path) -> None:
+    """A whole file and a half one of an earlier process, in either folder; what is not ours stays."""
+    folders = [tmp_path / "shm", tmp_path / "disk"]
+    for folder in folders:
+        folder.mkdir()
+        for name in ("policy-0.7.safetensors", "policy-0.8.safetensors.partial", "notes"):
+            (folder / name).touch()
+    publisher = FilesPublisher(folders, timeout_s=5)
+    with pytest.raises(OSError, match="gone"):
+        asyncio.run(publisher.publish(weights(), [Engine(fails_in="load")], ONE))
+    assert (folders[0] / "policy-0.7.safetensors").exists(), "kept until every engine has the next"
+    asyncio.run(publisher.publish(weights(), [Engine()], ONE))
+    left = [sorted(path.name for path in folder.iterdir()) for folder in folders]
+    assert left == [["notes", "policy-0.1.safetensors"], ["notes"]]
+    publisher.close()
+    assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [["notes"]] * 2
+
+
 def test_files_are_written_before_the_pause(tmp_path: Path) -> None:
     engine = Engine()
 

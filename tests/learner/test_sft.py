@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from learner.batch import TokenSequence
+from learner.checkpoint import CheckpointFolder
 from learner.config import DeepSpeedConfig, OptimizerConfig, PolicyConfig, SftConfig, SftDataConfig
 from learner.engine import PolicyTrainer
 from learner.policy import load_policy
-from learner.sft import layout, train
+from learner.sft import SftCheckpoints, SftReport, layout, train
 from learner.sft_data import SftPair
+from tasks.errors import UsageError
 
 pytestmark = pytest.mark.heavy
 
@@ -93,3 +98,63 @@ def test_layouts_of_both_devices_hold_every_target_once() -> None:
         assert sorted(token for b in batches for token in b.target_n.tolist()) == wanted
     assert all(batch.segments is None for batch in layout(sequences, 30, "cuda"))
     assert layout([], 30, "cpu") == []
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("killed_after", [1, 3, 5, 6])
+def test_a_killed_run_goes_on_as_if_it_had_never_been_stopped(
+    tiny_model: Path, tmp_path: Path, killed_after: int
+) -> None:
+    """Six steps, a checkpoint every second: killed after a step, with the curve written beyond the checkpoint; the
+    resumed run ends with the same weights, the same curve and the same held-out loss to the bit."""
+
+    def six(folder: Path, clock: Callable[[], float] = time.monotonic) -> tuple[SftReport, dict[str, torch.Tensor]]:
+        run = trainer(tiny_model)
+        limited = SftConfig(batch=8, steps=6, held_out_every=2, checkpoint_every=2, data=SftDataConfig(seed=1))
+        kept = SftCheckpoints(CheckpointFolder(folder / "checkpoints", keep=2), "r")
+        try:
+            report = train(
+                run, pairs(40), pairs(5, first=40), limited, folder, row_tokens=40, checkpoints=kept, clock=clock
+            )
+            return report, {name: p.detach().clone() for name, p in run.policy.named_parameters()}
+        finally:
+            run.close()
+
+    whole, weights = six(tmp_path / "whole")
+    folder = tmp_path / "killed"
+
+    def clock() -> float:
+        curve = folder / "sft.jsonl"
+        if curve.is_file() and len(curve.read_text().splitlines()) == killed_after:
+            raise Killed
+        return 0.0
+
+    with pytest.raises(Killed):
+        six(folder, clock)
+    resumed, again = six(folder)
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert (resumed.last_loss, resumed.first_loss, resumed.held_out_loss) == (
+        whole.last_loss, whole.first_loss, whole.held_out_loss,
+    )  # fmt: skip
+    curves = [
+        [(line["step"], line["loss"]) for line in map(json.loads, (f / "sft.jsonl").read_text().splitlines())]
+        for f in (tmp_path / "whole", folder)
+    ]
+    assert curves[0] == curves[1]
+
+
+def test_nothing_to_train_on_is_said(tiny_model: Path, tmp_path: Path) -> None:
+    run = trainer(tiny_model)
+    long = [SftPair(TokenSequence((3,) * 20, (4, 2)), "t/long", (), "seed", "slow", 0)]
+    with pytest.raises(UsageError, match="raise it, or give other data"):
+        train(run, long, [], SftConfig(batch=4, steps=1, max_tokens=16), tmp_path, row_tokens=40)
+    run.close()
+
+
+def test_packing_can_be_asked_for_on_a_gpu() -> None:
+    sequences = [pair.sequence for pair in pairs(9)]
+    assert all(batch.segments is not None for batch in layout(sequences, 30, "cuda", "pack"))
+    assert all(batch.segments is None for batch in layout(sequences, 30, "cpu", "pad"))

@@ -3,14 +3,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 
 from rollout.config import OpenAIConfig, SamplingConfig
 from rollout.engines import Completion, GenerationRequest
-from rollout.engines.openai import EndpointError, OpenAIEngine
+from rollout.engines.base import Usage
+from rollout.engines.openai import EndpointError, OpenAIEngine, Pace
 from tasks.errors import UsageError
 from tasks.records import PolicyVersion, Prompt
 
@@ -63,6 +66,45 @@ def test_the_completions_endpoint() -> None:
     assert _draw(handler, CONFIG.model_copy(update={"endpoint": "completions"}))[0].text == "code"
 
 
+@pytest.mark.parametrize(("counted", "usage"), [
+    ({"prompt_tokens": 12, "completion_tokens": 5}, Usage(12, 5)), ({"prompt_tokens": None}, Usage(0, 0)),
+    (None, None), ("many", None),
+])  # fmt: skip
+def test_the_endpoints_own_count_of_tokens_travels_with_the_completion(counted: Any, usage: Usage | None) -> None:
+    answer = {"choices": [{"message": {"content": "code"}}], "usage": counted}
+    assert _draw(lambda request: httpx.Response(200, json=answer))[0].usage == usage
+
+
+def test_the_limit_of_tokens_has_the_name_that_the_endpoint_knows() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return _answer("x")
+
+    _draw(handler, CONFIG.model_copy(update={"limit_field": "max_completion_tokens"}))
+    assert bodies[0]["max_completion_tokens"] == 7
+    assert "max_tokens" not in bodies[0]
+
+
+def test_requests_keep_their_pace() -> None:
+    """120 a minute are one each 0.5 s; a place that was not used is not made up for."""
+    now = 0.0
+    pace = Pace(120.0, clock=lambda: now)
+    assert [pace.wait_s() for _ in range(3)] == [0.0, 0.5, 1.0]
+    now = 10.0
+    assert [pace.wait_s() for _ in range(2)] == [0.0, 0.5]
+    assert [Pace(0.0, clock=lambda: now).wait_s() for _ in range(3)] == [0.0] * 3
+
+
+def test_further_attempts_keep_the_pace_too() -> None:
+    """1200 a minute are one each 50 ms: three attempts take 100 ms at least."""
+    began = time.monotonic()
+    with pytest.raises(EndpointError):
+        _draw(lambda request: httpx.Response(503), CONFIG.model_copy(update={"requests_per_minute": 1200.0}))
+    assert time.monotonic() - began > 0.09
+
+
 def test_every_index_leaves_once() -> None:
     completions = _draw(lambda request: _answer("x"), samples=20)
     assert sorted(one.index for one in completions) == list(range(20))
@@ -99,16 +141,22 @@ def test_refusals_are_not_tried_again() -> None:
         calls.append(1)
         return httpx.Response(401, text="bad key")
 
-    with pytest.raises(EndpointError, match="401: bad key"):
+    with pytest.raises(EndpointError, match="401: bad key") as raised:
         _draw(handler)
+    assert raised.value.status == 401
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize(
-    "response", [httpx.Response(200, text="<html>"), httpx.Response(200, json={"choices": []})], ids=["html", "empty"]
-)
+    "response",
+    [
+        httpx.Response(200, text="<html>"), httpx.Response(200, json={"choices": []}), httpx.Response(200, json=[1, 2]),
+        httpx.Response(200, json={"choices": [{"message": {"content": ["parts"]}}]}),
+    ],
+    ids=["html", "empty", "list", "parts"],
+)  # fmt: skip
 def test_answers_that_are_none(response: httpx.Response) -> None:
-    with pytest.raises(EndpointError, match=r"no JSON|no completion"):
+    with pytest.raises(EndpointError, match=r"no JSON|no completion|no text"):
         _draw(lambda request: response)
 
 
