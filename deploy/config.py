@@ -169,10 +169,11 @@ class Config(Section):
                 f"rollout.sampling.temperature = {sampling.temperature:g} and learner.temperature = "
                 f"{learner.temperature:g} must be equal: the learner computes log-probabilities at the sampler's"
             )
-        if self.rollout.staleness.max_staleness > learner.grpo.max_staleness:
+        groups, section = learner.groups, learner.groups_section
+        if self.rollout.staleness.max_staleness > groups.max_staleness:
             raise ValueError(
                 f"rollout.staleness.max_staleness = {self.rollout.staleness.max_staleness} lets groups be formed that "
-                f"learner.grpo.max_staleness = {learner.grpo.max_staleness} drops: lower the first or raise the second"
+                f"{section}.max_staleness = {groups.max_staleness} drops: lower the first or raise the second"
             )
         if sampling.group_size < 2:
             raise ValueError("rollout.sampling.group_size = 1 leaves nothing to compare within a group: set 2 or more")
@@ -186,10 +187,10 @@ class Config(Section):
                 f"cluster.evaluator_gpus = {self.cluster.evaluator_gpus:g} shares a GPU that is timed on: "
                 f"set cluster.take_turns = true, or cluster.evaluator_gpus = 1"
             )
-        if 0 < self.run.max_groups < learner.grpo.groups_per_step and not self.run.partial_steps:
+        if 0 < self.run.max_groups < groups.groups_per_step and not self.run.partial_steps:
             raise ValueError(
-                f"run.max_groups = {self.run.max_groups} is below learner.grpo.groups_per_step = "
-                f"{learner.grpo.groups_per_step}: no step could be taken"
+                f"run.max_groups = {self.run.max_groups} is below {section}.groups_per_step = "
+                f"{groups.groups_per_step}: no step could be taken"
             )
         self._check_review()
         return self

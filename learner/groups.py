@@ -6,13 +6,14 @@ only scored samples have a reward, and only they count for the quorum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from learner.config import GrpoConfig, RewardConfig
+from learner.config import LearnerConfig
 from learner.errors import GroupLeftTwice
-from learner.reward import reward_of
+from learner.reward import reward_of, success_of, timing_noise
 from tasks.records import PolicyVersion, ScoredGroup, ScoredSample
 
 Fate = Literal["trained", "stale", "below_quorum", "zero_variance"]
@@ -47,6 +48,8 @@ class JudgedGroup:
     rewards: tuple[float | None, ...]
     fate: Fate
     staleness: int
+    noise: float = 0.0
+    """Deviation of the timing noise in its rewards."""
 
     def scored(self) -> list[tuple[ScoredSample, float]]:
         """The samples that have a reward, with it."""
@@ -54,9 +57,10 @@ class JudgedGroup:
         return [(sample, reward) for sample, reward in pairs if reward is not None]
 
 
-def judge_group(group: ScoredGroup, lineage: Lineage, reward: RewardConfig, config: GrpoConfig) -> JudgedGroup:
-    """The group's rewards and its word, at the learner's present version."""
-    rewards = tuple(reward_of(sample, reward) for sample in group.samples)
+def judge_group(group: ScoredGroup, lineage: Lineage, config: LearnerConfig) -> JudgedGroup:
+    """The group's rewards in this stage and its word, at the learner's present version."""
+    binary = config.stage == "self_supervised"
+    rewards = tuple(success_of(s) if binary else reward_of(s, config.reward) for s in group.samples)
     known = [value for value in rewards if value is not None]
     staleness = max(
         (
@@ -67,18 +71,26 @@ def judge_group(group: ScoredGroup, lineage: Lineage, reward: RewardConfig, conf
         default=0,
     )  # fmt: skip
     fate: Fate = "trained"
-    if staleness > config.max_staleness:
+    if staleness > config.groups.max_staleness:
         fate = "stale"
-    elif len(known) < quorum(len(group.samples)):
+    elif len(known) < quorum(len(group.samples), config.groups.quorum):
         fate = "below_quorum"
-    elif max(known) - min(known) <= config.zero_variance_below:
+    elif _without_gradient(known, config):
         fate = "zero_variance"
-    return JudgedGroup(group, rewards, fate, staleness)
+    return JudgedGroup(group, rewards, fate, staleness, timing_noise(group.samples, config.reward))
 
 
-def quorum(size: int) -> int:
-    """Scored samples that a group of `size` needs: at least half, and two."""
-    return max(MIN_QUORUM, -(-size // 2))
+def _without_gradient(rewards: Sequence[float], config: LearnerConfig) -> bool:
+    """True when the group can teach nothing: no success in stage 2, no difference in stage 3."""
+    if config.stage == "self_supervised":
+        return max(rewards) == 0.0
+    without = max(rewards) - min(rewards) <= config.grpo.zero_variance_below
+    return without and config.grpo.zero_variance == "drop"
+
+
+def quorum(size: int, share: float) -> int:
+    """Scored samples that a group of `size` needs: this share, and two."""
+    return max(MIN_QUORUM, math.ceil(size * share))
 
 
 class Fates:

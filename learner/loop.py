@@ -23,7 +23,7 @@ from learner.moments import RewardMoments
 from tasks.records import PolicyVersion, ScoredGroup, ScoredSample
 
 if TYPE_CHECKING:
-    from learner.contrastive import TrainItem
+    from learner.sampled import TrainItem
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Learner:
         while entries := self._stream.read_scored(CONSUMER, READ_AT_ONCE, 0):
             self._take(entries)
         fit = self._judge_waiting()
-        wanted = self._config.grpo.groups_per_step
+        wanted = self._config.groups.groups_per_step
         if len(fit) < wanted and not (partial and fit):
             return Learned(self.standing(), stepped=False)
         figures = self._step(fit[:wanted])
@@ -169,7 +169,7 @@ class Learner:
         """The fit groups in the order they came; the others leave with their word."""
         fit = []
         for _, group in list(self._waiting.values()):
-            judged = judge_group(group, self._lineage, self._config.reward, self._config.grpo)
+            judged = judge_group(group, self._lineage, self._config)
             if judged.fate == "trained":
                 fit.append(judged)
             else:
@@ -177,11 +177,9 @@ class Learner:
         return fit
 
     def _step(self, groups: Sequence[JudgedGroup]) -> dict[str, float]:
-        from learner.contrastive import train_items
-
         rewards = [reward for group in groups for _, reward in group.scored()]
         moments = self._moments.with_rewards(rewards)
-        figures = self._trainer.step(train_items(groups, self._config.grpo, moments))
+        figures = self._trainer.step(_items(groups, self._config, moments))
         self._moments = moments
         version = self._lineage.version
         self._lineage = Lineage(PolicyVersion(epoch=version.epoch, step=version.step + 1), self._lineage.starts)
@@ -201,6 +199,17 @@ class Learner:
         if self._to_ack:
             self._stream.ack(self._to_ack)
             self._to_ack = []
+
+
+def _items(groups: Sequence[JudgedGroup], config: LearnerConfig, moments: RewardMoments) -> list[TrainItem]:
+    """What the stage makes of the groups."""
+    if config.stage == "self_supervised":
+        from learner.self_supervised import reinforce_items
+
+        return reinforce_items(groups, config.self_supervised)
+    from learner.contrastive import train_items
+
+    return train_items(groups, config.grpo, moments)
 
 
 def group_figures(groups: Sequence[JudgedGroup]) -> dict[str, float]:

@@ -86,7 +86,7 @@ def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
         run_id=run_id,
         targets=tuple((task.id, device_type) for task in tasks for device_type in types),
         steps=learner.steps,
-        groups_per_step=learner.grpo.groups_per_step,
+        groups_per_step=learner.groups.groups_per_step,
         samples_per_group=config.rollout.sampling.group_size,
         max_groups=config.run.max_groups,
         max_staleness=config.rollout.staleness.max_staleness,
