@@ -34,6 +34,9 @@ class RunConfig(Section):
     """Size of procedural tasks."""
     max_groups: int = Field(default=0, ge=0)
     """Groups formed at most, dropped ones included; 0 forms as many as the learner's steps need."""
+    give_up_after: int = Field(default=256, ge=0)
+    """Groups dropped one after another, without a step between, that end the run: its tasks are solved or out of the
+    policy's reach; 0 goes on for ever."""
     partial_steps: bool = False
     """Take a step with the usable groups of a round instead of waiting for others in place of the dropped ones."""
     seed_kernels: Literal["all", "one_per_speed", "none"] = "all"
@@ -191,6 +194,11 @@ class Config(Section):
             raise ValueError(
                 f"run.max_groups = {self.run.max_groups} is below {section}.groups_per_step = "
                 f"{groups.groups_per_step}: no step could be taken"
+            )
+        if learner.stage == "frozen" and self.cluster.learner_ranks > 1:
+            raise ValueError(
+                f'learner.stage = "frozen" learns nothing, and cluster.learner_ranks = {self.cluster.learner_ranks} '
+                f"would share that among processes: set cluster.learner_ranks = 1"
             )
         self._check_review()
         return self

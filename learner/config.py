@@ -217,8 +217,9 @@ class PublishConfig(Section):
 class LearnerConfig(Section):
     """The learner: stages, DeepSpeed, checkpoints, publication."""
 
-    stage: Literal["self_supervised", "contrastive"] = "contrastive"
-    """What optimizer steps do: stage 2 (REINFORCE on accepted samples) or stage 3 (contrastive RL by GRPO)."""
+    stage: Literal["self_supervised", "contrastive", "frozen"] = "contrastive"
+    """What a step does: stage 2 (REINFORCE on accepted samples), stage 3 (contrastive RL by GRPO), or nothing: the
+    policy stays frozen, and a step is a round of evolutionary search by prompts alone."""
     policy: PolicyConfig = PolicyConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()

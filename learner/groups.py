@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from learner.config import LearnerConfig
 from learner.errors import GroupLeftTwice
 from learner.reward import reward_of, success_of, timing_noise
 from tasks.records import PolicyVersion, ScoredGroup, ScoredSample
 
-Fate = Literal["trained", "stale", "below_quorum", "zero_variance"]
+Fate = Literal["trained", "stale", "below_quorum", "zero_variance", "measured"]
+"""`measured` is of a group that was never meant to be trained on."""
 
 MIN_QUORUM = 2
 """One sample alone has no baseline."""
@@ -71,6 +72,8 @@ def judge_group(group: ScoredGroup, lineage: Lineage, config: LearnerConfig) -> 
         default=0,
     )  # fmt: skip
     fate: Fate = "trained"
+    if config.stage == "frozen":
+        return JudgedGroup(group, rewards, fate, staleness)
     if staleness > config.groups.max_staleness:
         fate = "stale"
     elif len(known) < quorum(len(group.samples), config.groups.quorum):
@@ -114,5 +117,4 @@ class Fates:
 
     def counts(self) -> dict[str, int]:
         """Groups by word."""
-        words: Sequence[Fate] = ("trained", "stale", "below_quorum", "zero_variance")
-        return {word: sum(fate == word for fate in self._fates.values()) for word in words}
+        return {word: sum(fate == word for fate in self._fates.values()) for word in get_args(Fate)}

@@ -173,7 +173,7 @@ class Learner:
             if judged.fate == "trained":
                 fit.append(judged)
             else:
-                self._leave(judged)
+                self._leave(judged, judged.fate)
         return fit
 
     def _step(self, groups: Sequence[JudgedGroup]) -> dict[str, float]:
@@ -184,14 +184,14 @@ class Learner:
         version = self._lineage.version
         self._lineage = Lineage(PolicyVersion(epoch=version.epoch, step=version.step + 1), self._lineage.starts)
         for group in groups:
-            self._leave(group)
+            self._leave(group, "measured" if self._config.stage == "frozen" else "trained")
         figures = {**figures, **group_figures(groups), "groups_waiting": float(len(self._waiting))}
         metrics.observe_step(self._lineage.version.step, figures)
         return figures
 
-    def _leave(self, judged: JudgedGroup) -> None:
-        self._fates.leave(judged.group.id, judged.fate)
-        metrics.GROUPS.labels(judged.fate).inc()
+    def _leave(self, judged: JudgedGroup, fate: Fate) -> None:
+        self._fates.leave(judged.group.id, fate)
+        metrics.GROUPS.labels(fate).inc()
         entry_id, _ = self._waiting.pop(judged.group.id)
         self._to_ack.append(entry_id)
 
@@ -203,6 +203,8 @@ class Learner:
 
 def _items(groups: Sequence[JudgedGroup], config: LearnerConfig, moments: RewardMoments) -> list[TrainItem]:
     """What the stage makes of the groups."""
+    if config.stage == "frozen":
+        return []
     if config.stage == "self_supervised":
         from learner.self_supervised import reinforce_items
 

@@ -94,7 +94,9 @@ class Coordinator:
         if self.state.run_id and self.state.run_id != self.plan.run_id:
             raise ValueError(f"the stream is of run {self.state.run_id}, not of {self.plan.run_id}")
         if not self.state.run_id:
-            await self._emit(RunOpened(run_id=self.plan.run_id, config_digest=self.plan.config_digest))
+            await self._emit(
+                RunOpened(run_id=self.plan.run_id, config_digest=self.plan.config_digest, stage=self.plan.stage)
+            )
         await self._emit(CoordinatorStarted(incarnation=self.state.incarnation + 1))
         await self._learning.follow(await self._learning.standing())
         for group in self.state.unfinished_groups():

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 SampleOutcome = Literal["accepted", "rejected", "unscored", "cancelled"]
-GroupFate = Literal["trained", "stale", "below_quorum", "zero_variance"]
+GroupFate = Literal["trained", "stale", "below_quorum", "zero_variance", "measured"]
 Phase = Literal["starting", "seeding", "generating", "evaluating", "learning", "confirming", "closing"]
 
 
@@ -28,6 +28,7 @@ class RunOpened(_Event):
     kind: Literal["run_opened"] = "run_opened"
     run_id: str
     config_digest: str = ""
+    stage: str = "contrastive"
 
 
 class CoordinatorStarted(_Event):
@@ -104,7 +105,7 @@ class SampleLeft(_Event):
 
 
 class GroupLeft(_Event):
-    """The learner used or dropped a group.
+    """The learner used or dropped a group; `measured` is of one that was never meant to be trained on.
 
     A learner that resumes from a checkpoint starts a new epoch; a fate of a later epoch replaces an earlier one.
     """

@@ -19,6 +19,8 @@ class RunPlan:
     samples_per_group: int = 4
     max_groups: int = 0
     """Groups formed at most; 0 means as many as the steps need."""
+    give_up_after: int = 0
+    """Groups dropped one after another, without a step between, that end the run; 0 never does."""
     max_staleness: int = 0
     """Policy steps that a group may lag behind when it is trained."""
     concurrent_groups: int = 16
@@ -36,6 +38,8 @@ class RunPlan:
     attempts: int = 2
     """How often a sample is drawn, and how often it is evaluated, before it is given up."""
     seed: int = 0
+    stage: str = "contrastive"
+    """What a step does; see `learner.stage`."""
     config_digest: str = ""
     start_timeout_s: float = 300.0
     store_timeout_s: float = 60.0

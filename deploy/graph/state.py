@@ -52,6 +52,7 @@ class RunState:
 
     run_id: str = ""
     config_digest: str = ""
+    stage: str = "contrastive"
     incarnation: int = 0
     phase: Phase = "starting"
     ledger: Ledger = field(default_factory=Ledger)
@@ -90,7 +91,7 @@ class RunState:
         news = self.ledger.apply(event)
         match event:
             case RunOpened():
-                self.run_id, self.config_digest = event.run_id, event.config_digest
+                self.run_id, self.config_digest, self.stage = event.run_id, event.config_digest, event.stage
             case CoordinatorStarted():
                 self.incarnation, self.closed = max(self.incarnation, event.incarnation), ""
             case PhaseEntered():
@@ -129,9 +130,9 @@ class RunState:
             self.publications.append(event)
 
     def alive_groups(self) -> int:
-        """Groups that were trained or may still be: what a staleness capacity counts against."""
+        """Groups that a step used or may still use: what a staleness capacity counts against."""
         counts = self.ledger.groups.counts()
-        return counts["trained"] + counts["pending"]
+        return counts["trained"] + counts["measured"] + counts["pending"]
 
     def ready_groups(self) -> list[str]:
         """Pending groups all of whose samples have left: what the learner can take."""

@@ -29,6 +29,7 @@ def summarize(state: RunState, targets: Sequence[tuple[str, str]]) -> dict[str, 
             "package": PACKAGE_VERSION, "evaluator": EVALUATOR_VERSION, "record_schema": RECORD_SCHEMA_VERSION,
         },
         "status": state.closed or "unfinished",
+        "stage": state.stage,
         "policy": {"epoch": state.epoch, "step": state.step},
         "samples": state.ledger.samples.counts(),
         "groups": state.ledger.groups.counts(),
@@ -206,9 +207,12 @@ def speed_line(summary: dict[str, Any]) -> str:
 
 
 def comparison_text(summary: dict[str, Any]) -> str:
-    """The frozen policy beside the trained one, in two lines."""
+    """The samples before the first step beside the latest ones, in two lines."""
+    words_of = {"frozen": "frozen policy (before the first step)", "trained": "trained policy (latest)"}
+    if summary["stage"] == "frozen":
+        words_of = {"frozen": "first round of the search", "trained": "latest rounds, same policy"}
     lines = []
-    for name, words in (("frozen", "frozen policy (before the first step)"), ("trained", "trained policy (latest)")):
+    for name, words in words_of.items():
         found = summary["frozen_policy"][name]
         best = ", ".join(f"{task} {speedup:.2f}x" for task, speedup in sorted(found["best_by_task"].items()))
         lines.append(

@@ -133,6 +133,15 @@ def test_dropped_groups_are_replaced_up_to_the_limit(World: type[Any]) -> None:
     assert state.step == 2
 
 
+def test_a_run_whose_groups_are_all_dropped_ends_with_the_reason(World: type[Any]) -> None:
+    """A solved task gives groups without variance for ever: after 6 of them the run says so, and a group that is
+    trained in between starts the count anew."""
+    with pytest.raises(NothingToDo, match=r"last 6 groups gave no step \(6 zero variance\).*run.give_up_after"):
+        run(World(zero_variance=tuple(range(100))), replace(PLAN, give_up_after=6))
+    state = run(World(zero_variance=(0, 1, 2, 3, 6, 7, 8, 9)), replace(PLAN, give_up_after=6))
+    assert state.closed == "finished"
+
+
 def test_generators_are_woken_after_a_call_of_the_learner_without_a_step(World: type[Any]) -> None:
     """Both groups of the first round are dropped, so nothing is published, and the next draw needs them awake."""
     world = World(zero_variance=(0, 1))

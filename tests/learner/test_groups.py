@@ -142,7 +142,7 @@ def test_a_group_leaves_once() -> None:
     fates.leave("b", "stale")
     with pytest.raises(GroupLeftTwice, match="after it had left as trained"):
         fates.leave("a", "stale")
-    assert fates.counts() == {"trained": 1, "stale": 1, "below_quorum": 0, "zero_variance": 0}
+    assert fates.counts() == {"trained": 1, "stale": 1, "below_quorum": 0, "zero_variance": 0, "measured": 0}
 
 
 @given(st.lists(st.tuples(st.sampled_from([3.0, 0.5, "wrong", "lost", None]), st.integers(0, 10)), min_size=1))

@@ -1,0 +1,116 @@
+"""Whole runs in one process on a tiny policy with scripted rewards: real coordinator, store, queue, engine, learner and
+publication (see scripts/toy.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.config import load_config
+from deploy.graph.state import RunState
+from exemplar_store import ExemplarStore
+from tasks.records import Task
+
+pytestmark = pytest.mark.heavy
+ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("toy", ROOT / "scripts" / "toy.py")
+assert _spec is not None
+assert _spec.loader is not None
+toy = importlib.util.module_from_spec(_spec)
+sys.modules["toy"] = toy
+_spec.loader.exec_module(toy)
+
+ABLATION = sorted((ROOT / "examples" / "ablation").glob("*.toml"))
+SMALL = [
+    "--learner.steps", "3", "--learner.grpo.groups_per_step", "2", "--learner.self_supervised.groups_per_step", "2",
+    "--rollout.sampling.group_size", "4", "--rollout.sampling.max_tokens", "4", "--cluster.take_turns", "true",
+    "--rollout.staleness.max_staleness", "0", "--learner.grpo.zero_variance", "keep", "--run.max_groups", "0",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_model(tmp_path_factory.mktemp("toy"))
+
+
+def odd_share(task: Task, tokens: tuple[int, ...]) -> float | None:
+    """Speedup 0.5 to 1.5 by the share of odd tokens; an empty answer is wrong."""
+    return 0.5 + sum(token % 2 for token in tokens) / len(tokens) if tokens else None
+
+
+def run(folder: Path, model: Path, source: str, settings: Sequence[str] = (), **kinds: Any) -> RunState:
+    config = toy.toy_config(source, [*SMALL, *settings])
+    kinds = {"tasks": toy.toy_tasks(2), "score": odd_share, **kinds}
+    state = toy.ToyRun(config, folder / "r-1", model, **kinds).run()
+    state.ledger.check()
+    assert state.closed == "finished"
+    return state
+
+
+def test_the_ablation_is_five_configurations_that_differ_in_one_thing_each() -> None:
+    assert [path.stem for path in ABLATION] == ["buckets", "evolve", "islands", "none", "random"]
+    trees = {path.stem: load_config(str(path)).model_dump(mode="json", by_alias=True) for path in ABLATION}
+    plain = trees["buckets"]
+    for name, tree in trees.items():
+        differing = {key for key in tree if tree[key] != plain[key]} - {"run"}
+        assert differing == {"buckets": set(), "evolve": {"learner"}}.get(name, {"store"})
+        assert tree["run"] == {**plain["run"], "name": f"ablation-{name}"}
+
+
+@pytest.mark.parametrize("path", ABLATION, ids=lambda path: path.stem)
+def test_every_arm_of_the_ablation_runs(tmp_path: Path, model: Path, path: Path) -> None:
+    """3 steps of 2 groups of 4 samples from every configuration; the arms show exemplars as they say, and all but the
+    search change the policy."""
+    seeds = [(4, 6, 8), (4, 6, 9), (4, 7, 9)]
+    state = run(tmp_path, model, str(path), ["--run.seed_kernels", "all"], seeds=seeds)
+    assert state.step == 3
+    assert state.ledger.samples.counts()["dispatched"] == 24
+    word = "measured" if path.stem == "evolve" else "trained"
+    assert state.ledger.groups.counts()[word] == 6
+    with ExemplarStore.connect(tmp_path / "r-1" / "store", toy.toy_config(str(path)).store) as store:
+        strategy = store.config.strategy
+        assert len(store.top(toy.toy_tasks(1)[0].content_hash, "cpu", 99)) > len(seeds)
+    assert strategy == {"evolve": "buckets"}.get(path.stem, path.stem)
+    shown = {event.edit_distance is not None for event in state.left.values()}
+    assert shown == ({False} if path.stem == "none" else {True})
+    gradients = [event.metrics.get("gradient_norm", 0.0) > 0 for event in state.steps]
+    assert gradients == [path.stem != "evolve"] * 3
+    same = weights_of(tmp_path / "r-1") == weights_of_model(model)
+    assert same == (path.stem == "evolve")
+
+
+def weights_of(folder: Path) -> dict[str, float]:
+    """A sum over each tensor that was published last."""
+    from safetensors.torch import load_file
+
+    newest = max((folder / "weights").rglob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    return {name: float(tensor.double().sum()) for name, tensor in load_file(newest).items()}
+
+
+def weights_of_model(model: Path) -> dict[str, float]:
+    from safetensors.torch import load_file
+
+    return {name: float(t.double().sum()) for name, t in load_file(model / "model.safetensors").items()}
+
+
+def test_stage_2_raises_the_accepted_share_through_the_real_queue(tmp_path: Path, model: Path) -> None:
+    """Accepted is what holds no token of the upper half, about 1 in 16 of the first answers; speed plays no part."""
+
+    def lower_half(task: Task, tokens: tuple[int, ...]) -> float | None:
+        return 1.0 if tokens and max(tokens) < 32 else None
+
+    settings = [
+        "--learner.stage", "self_supervised", "--learner.steps", "16", "--learner.self_supervised.groups_per_step", "4",
+        "--rollout.sampling.group_size", "8", "--learner.optimizer.learning_rate", "1e-2", "--store.strategy", "none",
+    ]  # fmt: skip
+    state = run(tmp_path, model, "demo", settings, score=lower_half)
+    shares = [event.metrics["accepted_share"] for event in state.steps]
+    assert sum(shares[:4]) / 4 < 0.3
+    assert sum(shares[-4:]) / 4 > 0.7
+    assert all(0 < event.metrics["kept_share"] == event.metrics["accepted_share"] for event in state.steps)
+    assert state.stage == "self_supervised"
