@@ -157,7 +157,10 @@ class GrpoConfig(GroupsConfig):
     smoothing_clip: float = Field(default=1.5, gt=0)
     """Eq. 6's k: a normalised reward is clipped to +-k."""
     baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What is subtracted: the group's mean (Eq. 4), or the mean of the other samples."""
+    """What is subtracted: the group's mean (Eq. 4), or the mean of the other samples. With several turns always the
+    latter, turn by turn: a mean with the sample itself in it biases them (Dr. Kernel)."""
+    turn_discount: float = Field(default=0.4, ge=0, le=1)
+    """What a turn earns of the next one's reward, where conversations have several."""
     scale: Literal["std", "std_floor", "noise_floor", "none"] = "std"
     """What divides: the group's deviation (Eq. 4); the same, but at least `std_floor`, or at least the noise of the
     group's own timings by their intervals; or nothing."""

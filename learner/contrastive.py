@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 def train_items(groups: Sequence[JudgedGroup], config: GrpoConfig, moments: RewardMoments) -> list[TrainItem]:
-    """The samples of the groups with their advantages, group by group.
+    """The samples of the groups with their advantages, group by group and turn by turn.
 
+    Of several turns each has its own baseline, from the others of its turn, and earns what follows it as well.
     Completions that reached the token limit are left out of the gradient where the configuration says so; their rewards
     count in the group either way. Raises UntrainableSample.
     """
@@ -33,13 +34,15 @@ def train_items(groups: Sequence[JudgedGroup], config: GrpoConfig, moments: Rewa
 
     items = []
     for number, group in enumerate(groups):
-        scored = group.scored()
-        rewards = torch.tensor([reward for _, reward in scored], dtype=torch.float64)
-        advantages = group_advantages(rewards, config, moments, noise=group.noise).tolist()
-        for (sample, _), advantage in zip(scored, advantages, strict=True):
-            item = train_item(sample.sample, group.group.prompt, advantage, number)
-            if sample.sample.finish_reason != "length" or config.truncated_completions == "train":
-                items.append(item)
+        turns = group.by_turn(config.turn_discount)
+        own = config if len(turns) == 1 else config.model_copy(update={"baseline": "leave_one_out"})
+        for scored in turns:
+            earned = torch.tensor([value for _, value in scored], dtype=torch.float64)
+            advantages = group_advantages(earned, own, moments, noise=group.noise).tolist()
+            for (sample, _), advantage in zip(scored, advantages, strict=True):
+                item = train_item(sample.sample, group.group.prompt, advantage, number)
+                if sample.sample.finish_reason != "length" or config.truncated_completions == "train":
+                    items.append(item)
     return items
 
 

@@ -7,8 +7,8 @@ only scored samples have a reward, and only they count for the quorum.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from learner.config import LearnerConfig
@@ -57,12 +57,33 @@ class JudgedGroup:
         pairs = zip(self.group.samples, self.rewards, strict=True)
         return [(sample, reward) for sample, reward in pairs if reward is not None]
 
+    def by_turn(self, discount: float) -> list[list[tuple[ScoredSample, float]]]:
+        """For each turn, the samples and what they earn from there on: own reward plus discounted later ones.
+
+        Conversations that the infrastructure cut short are left out whole: their returns are not known.
+        """
+        turns = self.group.prompt.turns
+        if turns == 1:
+            return [self.scored()]
+        width = len(self.group.samples) // turns
+        known = {sample.sample.index: (sample, reward) for sample, reward in self.scored()}
+        found: list[list[tuple[ScoredSample, float]]] = [[] for _ in range(turns)]
+        for first in range(width):
+            indices = range(first, width * turns, width)
+            if any(index not in known for index in indices):
+                continue
+            earned = 0.0
+            for turn in reversed(range(turns)):
+                sample, reward = known[indices[turn]]
+                earned = reward + discount * earned
+                found[turn].append((sample, earned))
+        return found
+
 
 def judge_group(group: ScoredGroup, lineage: Lineage, config: LearnerConfig) -> JudgedGroup:
     """The group's rewards in this stage and its word, at the learner's present version."""
     binary = config.stage == "self_supervised"
     rewards = tuple(success_of(s) if binary else reward_of(s, config.reward) for s in group.samples)
-    known = [value for value in rewards if value is not None]
     staleness = max(
         (
             lineage.distance(version)
@@ -71,28 +92,31 @@ def judge_group(group: ScoredGroup, lineage: Lineage, config: LearnerConfig) -> 
         ),
         default=0,
     )  # fmt: skip
-    fate: Fate = "trained"
+    judged = JudgedGroup(group, rewards, "trained", staleness, timing_noise(group.samples, config.reward))
     if config.stage == "frozen":
-        return JudgedGroup(group, rewards, fate, staleness)
+        return judged
     if staleness > config.groups.max_staleness:
-        fate = "stale"
-    elif len(known) < quorum(len(group.samples), config.groups.quorum):
-        fate = "below_quorum"
-    elif _without_gradient(known, config):
-        fate = "zero_variance"
-    return JudgedGroup(group, rewards, fate, staleness, timing_noise(group.samples, config.reward))
+        return replace(judged, fate="stale")
+    known = judged.by_turn(0.0)[0]
+    if len(known) < quorum(len(group.samples) // group.prompt.turns, config.groups.quorum):
+        return replace(judged, fate="below_quorum")
+    if _without_gradient(judged, config):
+        return replace(judged, fate="zero_variance")
+    return judged
 
 
-def _without_gradient(rewards: Sequence[float], config: LearnerConfig) -> bool:
-    """True when the group can teach nothing: no success in stage 2, no difference in stage 3."""
+def _without_gradient(judged: JudgedGroup, config: LearnerConfig) -> bool:
+    """True when the group can teach nothing: no success in stage 2, no difference in any turn in stage 3."""
     if config.stage == "self_supervised":
-        return max(rewards) == 0.0
-    without = max(rewards) - min(rewards) <= config.grpo.zero_variance_below
-    return without and config.grpo.zero_variance == "drop"
+        return all(reward == 0.0 for _, reward in judged.scored())
+    if config.grpo.zero_variance == "keep":
+        return False
+    earned = [[value for _, value in turn] for turn in judged.by_turn(config.grpo.turn_discount)]
+    return all(max(turn) - min(turn) <= config.grpo.zero_variance_below for turn in earned)
 
 
 def quorum(size: int, share: float) -> int:
-    """Scored samples that a group of `size` needs: this share, and two."""
+    """Scored samples, or whole conversations, that a group of `size` needs: this share, and two."""
     return max(MIN_QUORUM, math.ceil(size * share))
 
 

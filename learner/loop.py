@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,7 +178,8 @@ class Learner:
         return fit
 
     def _step(self, groups: Sequence[JudgedGroup]) -> dict[str, float]:
-        rewards = [reward for group in groups for _, reward in group.scored()]
+        discount = self._config.grpo.turn_discount
+        rewards = [value for group in groups for turn in group.by_turn(discount) for _, value in turn]
         moments = self._moments.with_rewards(rewards)
         figures = self._trainer.step(_items(groups, self._config, moments))
         self._moments = moments
@@ -234,4 +236,16 @@ def group_figures(groups: Sequence[JudgedGroup]) -> dict[str, float]:
         "truncated_share": share(lambda s: s.sample.finish_reason == "length"),
         "edit_distance": sum(distances) / len(distances) if distances else 0.0,
         "staleness_max": float(max((group.staleness for group in groups), default=0)),
+        **_by_turn(groups),
     }
+
+
+def _by_turn(groups: Sequence[JudgedGroup]) -> dict[str, float]:
+    """Mean reward of each turn, where there are several."""
+    if all(group.group.prompt.turns == 1 for group in groups):
+        return {}
+    rewards: defaultdict[int, list[float]] = defaultdict(list)
+    for group in groups:
+        for sample, reward in group.scored():
+            rewards[sample.sample.turn].append(reward)
+    return {f"reward_mean_turn_{turn}": sum(values) / len(values) for turn, values in sorted(rewards.items())}

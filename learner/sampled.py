@@ -36,13 +36,14 @@ class TrainItem:
 
 def train_item(sample: Sample, prompt: Prompt, advantage: float, group: int) -> TrainItem:
     """The item of one sample. Raises UntrainableSample without token ids, KontrastError for unequal lengths."""
-    if not sample.token_ids or not prompt.token_ids:
+    prompt_ids = sample.prompt_token_ids or prompt.token_ids
+    if not sample.token_ids or not prompt_ids:
         raise UntrainableSample(
             f"sample {sample.id} has no token ids, which training needs: use the vllm or transformers engine"
         )
     if sample.logprobs and len(sample.logprobs) != len(sample.token_ids):
         raise KontrastError(f"sample {sample.id} has {len(sample.logprobs)} log-probabilities for its tokens")
-    return TrainItem(TokenSequence(prompt.token_ids, sample.token_ids), sample.logprobs, advantage, group)
+    return TrainItem(TokenSequence(prompt_ids, sample.token_ids), sample.logprobs, advantage, group)
 
 
 @dataclass(frozen=True)

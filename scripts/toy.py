@@ -31,6 +31,8 @@ from deploy.graph.state import Group, RunState
 from exemplar_store import ExemplarStore, RunStream
 from learner.actor import LearnerProcess
 from learner.loop import Learned, Standing
+from rollout.tokenizer import ChatTokenizer
+from rollout.turns import next_turn
 from tasks.integrity import check_integrity
 from tasks.records import Candidate, Evaluation, Exemplar, Measurement, Prompt, Sample, ScoredGroup, Task
 
@@ -51,7 +53,7 @@ BASE = [
 def toy_config(source: str, settings: Sequence[str] = ()) -> Config:
     """A preset or file with what a toy run cannot do otherwise laid over it, then `settings`."""
     config = load_config(source, [*BASE, *settings])
-    pool = {name: 0 for name in config.evaluator.pool} | {"cpu": 1}
+    pool = dict.fromkeys(config.evaluator.pool, 0) | {"cpu": 1}
     return config.model_copy(update={"evaluator": config.evaluator.model_copy(update={"pool": pool})})
 
 
@@ -78,14 +80,19 @@ def make_model(folder: Path, seed: int = 0) -> Path:
         bos_token_id=1, eos_token_id=END, pad_token_id=END,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(str(folder))
-    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(WORDS)}, unk_token="w0"))
+    words = Tokenizer(models.WordLevel({word(n): n for n in range(WORDS)}, unk_token=word(1)))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token=f"w{END}", pad_token=f"w{END}", unk_token="w0"
+        tokenizer_object=words, eos_token=word(END), pad_token=word(END), unk_token=word(1)
     )
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     tokenizer.save_pretrained(str(folder))
     return folder
+
+
+def word(token: int) -> str:
+    """How a token is written; all words have one length, so that none begins with another."""
+    return f"w{token:02d}"
 
 
 def tokens_of(source: str) -> tuple[int, ...]:
@@ -154,7 +161,11 @@ class ToyRun:
 
     def _tools(self) -> Tools:
         async def evaluate(
-            task: Task, candidate: Candidate, device_type: str, protocol: str, first: Evaluation | None = None
+            task: Task,
+            candidate: Candidate,
+            device_type: str,
+            protocol: str,
+            first: Evaluation | None = None,  # noqa: ARG001
         ) -> Evaluation:
             speedup = self.score(task, tokens_of(candidate.source))
             common: dict[str, Any] = {
@@ -169,10 +180,14 @@ class ToyRun:
             )  # fmt: skip
             return Evaluation(outcome="accepted", measurement=timing, **common)
 
-        def seeds(task: Task) -> list[Seed]:
+        def seeds(task: Task) -> list[Seed]:  # noqa: ARG001
             return [Seed(f"seed-{n}", "middle", source_of(tokens)) for n, tokens in enumerate(self.seeds)]
 
-        return Tools(build_prompt, seeds, evaluate)
+        tokenizer = ChatTokenizer.load(self.model)
+        return Tools(
+            build_prompt, seeds, evaluate,
+            build_turn=lambda first, history: next_turn(first, history, tokenizer, self.config.rollout),
+        )  # fmt: skip
 
 
 def rules_of(config: Config) -> Rules:
@@ -185,20 +200,23 @@ def rules_of(config: Config) -> Rules:
 
 def source_of(tokens: Sequence[int]) -> str:
     """The candidate of these tokens."""
-    return f"answer = '{' '.join(f'w{token}' for token in tokens)}'"
+    return f"answer = '{' '.join(map(word, tokens))}'"
 
 
-def build_prompt(task: Task, exemplars: Sequence[Exemplar], mates: Any, group: Group) -> Prompt:
+def build_prompt(
+    task: Task, exemplars: Sequence[Exemplar], mates: Any, group: Group,  # noqa: ARG001
+) -> Prompt:  # fmt: skip
     """The task's number, then each exemplar's tokens behind a mark, slowest first."""
     ids = [3 + number_of(task)]
     for exemplar in exemplars:
         ids += [1, *tokens_of(exemplar.source)]
-    text = " ".join(f"w{token}" for token in ids)
+    text = " ".join(map(word, ids))
     return Prompt(
         id=group.id, run_id=group.id.rsplit("-", 1)[0], task_id=task.id, task_hash=task.content_hash,
         device_type=group.device_type, text=text, token_ids=tuple(ids),
         exemplar_hashes=tuple(exemplar.candidate_hash for exemplar in exemplars),
         exemplar_speedups=tuple(exemplar.speedup for exemplar in exemplars),
+        turns=group.turns, messages=(("user", text),) if group.turns > 1 else (),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.graph.events import (
@@ -45,6 +46,15 @@ _log = logging.getLogger(__name__)
 PHASE_OF_ROLE: dict[Role, Phase] = {"generate": "generating", "evaluate": "evaluating", "learn": "learning"}
 
 
+@dataclass(frozen=True)
+class Order:
+    """Samples of one group that are to be drawn: all missing ones of the first turn, or one of a later turn."""
+
+    group: Group
+    indices: tuple[int, ...]
+    attempt: int = 1
+
+
 class Coordinator:
     """One run, from its first event or from wherever an earlier coordinator left it, to its last."""
 
@@ -54,7 +64,7 @@ class Coordinator:
         self._handles = handles
         self._clock = clock
         self._turns = Turns(shared=plan.take_turns, quota=plan.turn_quota)
-        self._to_draw: deque[tuple[Group, int]] = deque()
+        self._to_draw: deque[Order] = deque()
         self._to_score: deque[tuple[Drawn, int]] = deque()
         self._jobs: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -102,8 +112,30 @@ class Coordinator:
         for group in self.state.unfinished_groups():
             for event in await self._handles.prompts.recorded(group):
                 await self._leave(event)
-            self._to_draw.append((group, 1))
+            await self._order_what_is_open(group)
         await self._learning.publish()
+
+    async def _order_what_is_open(self, group: Group) -> None:
+        """Has the missing samples of a group drawn, each turn that answers to a scored one as an order of its own."""
+        open_samples = self.state.ledger.open_samples(group.id)
+        first = [index for index in open_samples if group.before(index) is None]
+        if first:
+            self._to_draw.append(Order(group, tuple(first)))
+        for index in open_samples:
+            before = group.before(index)
+            event = None if before is None else self.state.left.get(sample_id(group.id, before))
+            if before is not None and event is not None:
+                await self._go_on(group, before, event.outcome)
+
+    async def _go_on(self, group: Group, index: int, outcome: str) -> None:
+        """After a sample left: its next turn is drawn, or leaves with it where there is no outcome to answer to."""
+        following = group.after(index)
+        if following is None or sample_id(group.id, following) in self.state.left:
+            return
+        if outcome in ("accepted", "rejected"):
+            self._to_draw.append(Order(group, (following,)))
+        else:
+            await self._cancel(group, [following], "turn_lost")
 
     async def _seed(self) -> None:
         """Evaluates the seed kernels of every target once, before the first prompt."""
@@ -203,13 +235,13 @@ class Coordinator:
             drawn, attempt = self._to_score.popleft()
             return self._spawn(role, self._score(drawn, attempt))
         if self._to_draw:
-            group, attempt = self._to_draw.popleft()
+            order = self._to_draw.popleft()
         else:
             formed = await self._form()
             if formed is None:
                 return False
-            group, attempt = formed, 1
-        return self._spawn(role, self._draw(group, attempt))
+            order = Order(formed, tuple(range(formed.width)))
+        return self._spawn(role, self._draw(order))
 
     async def _let_sleep(self, asleep: bool) -> None:
         """Where the roles share a device, the generators hold it only while it is their turn."""
@@ -248,8 +280,9 @@ class Coordinator:
         if target is None:
             return None
         group = Group(
-            f"{self.plan.run_id}-g{ordinal:05d}", target[0], target[1], self.plan.samples_per_group, self.state.step
-        )
+            f"{self.plan.run_id}-g{ordinal:05d}", target[0], target[1], self.plan.samples_per_group * self.plan.turns,
+            self.state.step, self.plan.turns,
+        )  # fmt: skip
         try:
             await within(
                 self._handles.prompts.open_group(group), self.plan.store_timeout_s, "the store to open a group", "store"
@@ -260,14 +293,15 @@ class Coordinator:
         await self._emit(
             GroupFormed(
                 group_id=group.id, task_id=group.task_id, device_type=group.device_type, size=group.size,
-                policy_step=group.policy_step,
+                policy_step=group.policy_step, turns=group.turns,
             )
         )  # fmt: skip
         return group
 
-    async def _draw(self, group: Group, attempt: int) -> None:
-        """Has the missing samples of a group drawn; what does not come is asked for again, then cancelled."""
-        missing = set(self.state.ledger.open_samples(group.id))
+    async def _draw(self, order: Order) -> None:
+        """Has the missing samples of an order drawn; what does not come is asked for again, then cancelled."""
+        group = order.group
+        missing = set(self.state.ledger.open_samples(group.id)) & set(order.indices)
         missing -= {drawn.index for drawn, _ in self._to_score if drawn.group_id == group.id}
         publications = len(self.state.publications)
         try:
@@ -278,13 +312,13 @@ class Coordinator:
                         self._to_score.append((drawn, 1))
                         self._wake.set()
         except (WorkerLost, TimeoutError) as error:
-            _log.warning("group %s, attempt %d: %s", group.id, attempt, error or "the generator took too long")
+            _log.warning("group %s, attempt %d: %s", group.id, order.attempt, error or "the generator took too long")
             if isinstance(error, WorkerLost):
                 await self._learning.publish(unless_after=publications)
         if not missing:
             return
-        if attempt < self.plan.attempts and not self._stopping:
-            self._to_draw.append((group, attempt + 1))
+        if order.attempt < self.plan.attempts and not self._stopping:
+            self._to_draw.append(Order(group, tuple(sorted(missing)), order.attempt + 1))
             return
         await self._cancel(group, sorted(missing), "generator_lost")
 
@@ -296,6 +330,8 @@ class Coordinator:
             await self._leave(
                 SampleLeft(sample_id=sample_id(group.id, index), group_id=group.id, outcome="cancelled", reason=reason)
             )
+        for index in indices:
+            await self._go_on(group, index, "cancelled")
 
     async def _score(self, drawn: Drawn, attempt: int) -> None:
         group = self.state.groups[drawn.group_id]
@@ -315,6 +351,7 @@ class Coordinator:
             self._to_score.append((drawn, attempt + 1))
             return
         await self._leave(event)
+        await self._go_on(group, drawn.index, event.outcome)
         if self.plan.controls and not self._stopping:
             await self._control(group)
 

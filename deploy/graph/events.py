@@ -79,6 +79,8 @@ class GroupFormed(_Event):
     size: int = Field(ge=1)
     policy_step: int = Field(default=0, ge=0)
     """Step of the policy when the prompt was dispatched."""
+    turns: int = Field(default=1, ge=1)
+    """Turns that the samples are of, in equal shares, turn after turn."""
 
 
 class SampleLeft(_Event):

@@ -77,7 +77,7 @@ class Learning:
             self._count_dropped(before, self._state.ledger.groups.counts())
 
     def _count_dropped(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """Ends a run that has drawn and dropped for too long: a solved or hopeless set of tasks would go on for ever."""
+        """Ends a run that has drawn and dropped for too long: solved or hopeless tasks would go on for ever."""
         dropped = Counter({fate: after[fate] - before[fate] for fate in DROPPED if after[fate] > before[fate]})
         if not dropped:
             raise NothingToDo("The learner took no step from complete groups and dropped none: see the learner's log.")

@@ -17,6 +17,8 @@ class RunPlan:
     steps: int = 2
     groups_per_step: int = 4
     samples_per_group: int = 4
+    """Samples of one turn."""
+    turns: int = 1
     max_groups: int = 0
     """Groups formed at most; 0 means as many as the steps need."""
     give_up_after: int = 0

@@ -85,6 +85,14 @@ async def no_control(task: Task, device_type: str, protocol: str) -> Evaluation 
     return None
 
 
+BuildTurn = Callable[[Prompt, Sequence[tuple[str, Evaluation]]], Prompt]
+
+
+def no_turns(first: Prompt, history: Sequence[tuple[str, Evaluation]]) -> Prompt:
+    """For runs of one turn."""
+    raise ValueError(f"turn {len(history)} of {first.id} is asked for, and this run has one turn")
+
+
 def _forget(device_type: str, history: PlacementHistory | None) -> None:  # noqa: ARG001
     return None
 
@@ -104,6 +112,8 @@ class Tools:
     """Tells the evaluators of a device type what controls have shown of placements."""
     ask: Ask | None = None
     """The reviewing model; None where nobody is asked."""
+    build_turn: BuildTurn = no_turns
+    """From a group's prompt and what a conversation has answered so far to the prompt of its next turn."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +180,23 @@ class Recorder:
         await self._in_store(self._store.put_task, task)
         await self._in_store(self._stream.open_group, prompt, group.size)
         return prompt
+
+    async def turn_prompt(self, group: Group, index: int) -> Prompt:
+        """The prompt of a sample of a later turn, by what its conversation has on record."""
+        first = await self.open_group(group)
+        return self._tools.build_turn(first, [
+            (scored.sample.text, scored.evaluation)
+            for scored in await self._conversation(group, index) if scored.evaluation is not None
+        ])  # fmt: skip
+
+    async def _conversation(self, group: Group, index: int) -> list[ScoredSample]:
+        """What is on record of the turns before a sample, oldest first."""
+        earlier = range(index % group.width, index, group.width)
+        if not earlier:
+            return []
+        standing = await self._in_store(self._stream.group, group.id, self._task(group).content_hash)
+        found = {} if standing is None else {scored.sample.index: scored for scored in standing.samples}
+        return [found[turn] for turn in earlier if turn in found]
 
     async def recorded(self, group: Group) -> list[SampleLeft]:
         """Events for the samples of a group that are on record."""
@@ -366,7 +393,7 @@ class Recorder:
     async def _record(self, group: Group, sample: Sample, evaluation: Evaluation) -> SampleLeft:
         copied, distance = "", None
         if sample.candidate is not None:
-            shown = await self._shown_to(group)
+            shown = {**await self._shown_to(group), **await self._own_earlier(group, sample.index)}
             copied = copy_of(sample.candidate.source, shown)
             distance = 0.0 if copied else nearest_distance(sample.candidate.source, filter(None, shown.values()))
         scored = ScoredSample(sample=sample, evaluation=evaluation, copy_of=copied, edit_distance=distance)
@@ -400,6 +427,15 @@ class Recorder:
             standing = await self._in_store(self._stream.group, group.id, self._task(group).content_hash)
             self._shown[group.id] = dict.fromkeys(standing.prompt.exemplar_hashes, "") if standing else {}
         return self._shown[group.id]
+
+    async def _own_earlier(self, group: Group, index: int) -> dict[str, str]:
+        """Accepted kernels of the sample's own earlier turns: its prompt shows them with their speedups."""
+        return {
+            scored.sample.candidate.content_hash: scored.sample.candidate.source
+            for scored in await self._conversation(group, index)
+            if scored.sample.candidate is not None and scored.evaluation is not None
+            and scored.evaluation.outcome == "accepted"
+        }  # fmt: skip
 
     def _exemplar(self, task: Task, candidate: Candidate, evaluation: Evaluation) -> Exemplar:
         measurement = evaluation.measurement

@@ -88,6 +88,7 @@ def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
         steps=learner.steps,
         groups_per_step=learner.groups.groups_per_step,
         samples_per_group=config.rollout.sampling.group_size,
+        turns=config.rollout.turns,
         max_groups=config.run.max_groups,
         give_up_after=config.run.give_up_after,
         max_staleness=config.rollout.staleness.max_staleness,

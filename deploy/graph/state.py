@@ -39,7 +39,22 @@ class Group:
     task_id: str
     device_type: str
     size: int
+    """Samples of all turns."""
     policy_step: int
+    turns: int = 1
+
+    @property
+    def width(self) -> int:
+        """Samples of one turn: turn t of conversation i has index t x width + i."""
+        return self.size // self.turns
+
+    def before(self, index: int) -> int | None:
+        """Index of the turn that a sample answers to; None in the first turn."""
+        return index - self.width if index >= self.width else None
+
+    def after(self, index: int) -> int | None:
+        """Index of the turn after a sample; None in the last turn."""
+        return index + self.width if index + self.width < self.size else None
 
     def samples(self) -> list[str]:
         """Ids of its samples."""
@@ -105,7 +120,7 @@ class RunState:
                 self.seeds.setdefault((event.task_id, event.device_type, event.name), event)
             case GroupFormed() if news:
                 self.groups[event.group_id] = Group(
-                    event.group_id, event.task_id, event.device_type, event.size, event.policy_step
+                    event.group_id, event.task_id, event.device_type, event.size, event.policy_step, event.turns
                 )
             case SampleLeft() if news:
                 self.left[event.sample_id] = event

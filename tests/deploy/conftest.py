@@ -39,6 +39,8 @@ class World:
     busy: dict[str, int] = field(default_factory=lambda: {"generate": 0, "evaluate": 0, "learn": 0})
     overlaps: int = 0
     calls: list[str] = field(default_factory=list)
+    asked: dict[str, int] = field(default_factory=dict)
+    """How many samples were on record when a sample was last asked for."""
     asleep: bool = False
     drawn_asleep: int = 0
     evaluated_awake: int = 0
@@ -60,6 +62,10 @@ class World:
     def maybe_die(self, what: str) -> None:
         if self.rng.random() < self.fault_rate:
             raise WorkerLost(what)
+
+    def unscored(self, index: int) -> bool:
+        """Whether a sample of this index never gets an outcome."""
+        return False
 
     def enter(self, role: str) -> None:
         self.busy[role] += 1
@@ -119,6 +125,7 @@ class FakeGenerators:
         self.world.enter("generate")
         self.world.drawn_asleep += self.world.asleep
         self.world.calls.append(f"draw {group.id} {list(indices)}")
+        self.world.asked |= {sample_id(group.id, index): self.world.records for index in indices}
         try:
             for index in indices:
                 await self.world.tick()
@@ -147,7 +154,7 @@ class FakeScorers:
             await self.world.tick()
             self.world.maybe_die("evaluator")
             name = sample_id(group.id, drawn.index)
-            if self.world.rng.random() < self.world.fault_rate:
+            if self.world.rng.random() < self.world.fault_rate or self.world.unscored(drawn.index):
                 event = SampleLeft(sample_id=name, group_id=group.id, outcome="unscored", reason="device_fault")
                 return self.world.record(group, drawn.index, event) if last else event
             event = SampleLeft(

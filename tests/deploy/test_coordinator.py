@@ -56,6 +56,40 @@ def test_two_steps_by_hand(World: type[Any]) -> None:
     assert (world.drawn_asleep, world.evaluated_awake) == (0, 0)
 
 
+def test_three_turns_by_hand(World: type[Any]) -> None:
+    """4 groups of 3 conversations of 3 turns: 36 samples. A later turn is drawn alone, after what it answers to."""
+    world = World()
+    state = run(world, replace(PLAN, turns=3))
+    check(world, state)
+    assert state.step == 2
+    assert state.ledger.samples.counts()["accepted"] == 36
+    assert {(group.size, group.turns, group.width) for group in state.groups.values()} == {(9, 3, 3)}
+    group = next(iter(state.groups))
+    drawn = [call for call in world.calls if call.startswith(f"draw {group}")]
+    assert drawn[0] == f"draw {group} [0, 1, 2]"
+    assert sorted(drawn[1:]) == [f"draw {group} [{index}]" for index in range(3, 9)]
+    order = list(state.left)
+    for name in (f"{group}/{index}" for index in range(3, 9)):
+        before = f"{group}/{int(name.rpartition('/')[2]) - 3}"
+        assert order.index(before) < order.index(name)
+        assert order.index(before) < world.asked[name]
+
+
+def test_a_turn_without_an_outcome_takes_the_later_ones_with_it(World: type[Any]) -> None:
+    """Conversation 1's first turn stays unscored: its other two leave as cancelled, everyone else talks on."""
+
+    class Cracked(World):  # type: ignore[misc, valid-type]
+        def unscored(self, index: int) -> bool:
+            return index == 1
+
+    world = Cracked()
+    state = run(world, replace(PLAN, turns=3))
+    check(world, state)
+    counts = state.ledger.samples.counts()
+    assert (counts["accepted"], counts["unscored"], counts["cancelled"]) == (24, 4, 8)
+    assert {event.reason for event in state.left.values() if event.outcome == "cancelled"} == {"turn_lost"}
+
+
 def test_controls_are_written_down_and_cost_no_sample(World: type[Any]) -> None:
     """One is due at every second sample that left: six of twelve; off, nobody is asked. Evaluators that die over
     them lose nothing."""
@@ -191,7 +225,9 @@ def test_stop_cancels_in_the_ledger_and_closes(World: type[Any]) -> None:
 @given(st.integers(0, 10_000), st.floats(0.0, 0.25), st.booleans())
 def test_dying_workers_leave_balanced_ledgers(World: type[Any], seed: int, fault_rate: float, take_turns: bool) -> None:
     world = World(seed=seed, fault_rate=fault_rate)
-    changed = {"take_turns": take_turns, "max_staleness": seed % 2, "controls": bool(seed % 3)}
+    changed = {
+        "take_turns": take_turns, "max_staleness": seed % 2, "controls": bool(seed % 3), "turns": 1 + seed % 3,
+    }  # fmt: skip
     state = run(world, replace(PLAN, concurrent_scores=2, attempts=6, **changed))
     check(world, state)
     assert state.step >= 2
@@ -209,7 +245,8 @@ def test_a_killed_coordinator_is_replaced_by_replay(World: type[Any], seed: int,
 
     async def life(rounds: int | None) -> RunState | None:
         world.busy = dict.fromkeys(world.busy, 0)
-        task = asyncio.create_task(Coordinator(replace(PLAN, attempts=6), world.handles()).run())
+        plan = replace(PLAN, attempts=6, turns=1 + seed % 3)
+        task = asyncio.create_task(Coordinator(plan, world.handles()).run())
         if rounds is None:
             return await task
         for _ in range(rounds):

@@ -114,3 +114,38 @@ def test_stage_2_raises_the_accepted_share_through_the_real_queue(tmp_path: Path
     assert sum(shares[-4:]) / 4 > 0.7
     assert all(0 < event.metrics["kept_share"] == event.metrics["accepted_share"] for event in state.steps)
     assert state.stage == "self_supervised"
+
+
+def test_two_turns_through_the_real_queue(tmp_path: Path, model: Path) -> None:
+    """Each second turn is drawn from a prompt that continues the first one's with its own answer, both are trained on,
+    and the run learns: the last steps pay more than the first in both turns."""
+    settings = [
+        "--rollout.turns", "2", "--learner.steps", "20", "--learner.grpo.groups_per_step", "4",
+        "--rollout.sampling.group_size", "8", "--learner.optimizer.learning_rate", "1e-2", "--store.strategy", "none",
+    ]  # fmt: skip
+    seen: dict[str, Any] = {}
+
+    class Watched(toy.ToyGenerator):  # type: ignore[misc, name-defined]
+        async def generate(self, requests: Sequence[Any]) -> Any:
+            async for sample in super().generate(requests):
+                seen[sample.id] = sample
+                yield sample
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toy, "ToyGenerator", Watched)
+        state = run(tmp_path, model, "demo", settings)
+    assert state.ledger.samples.counts()["dispatched"] == 20 * 4 * 8 * 2
+    assert state.ledger.groups.counts()["trained"] == 80
+    for name, sample in seen.items():
+        group, _, index = name.rpartition("/")
+        if int(index) < 8:
+            assert sample.prompt_token_ids == ()
+            continue
+        before = seen[f"{group}/{int(index) - 8}"]
+        answer = tuple(token for token in before.token_ids if token not in (1, toy.END))
+        assert sample.turn == 1
+        assert sample.prompt_token_ids[1 : 1 + len(answer)] == answer
+        assert len(sample.prompt_token_ids) > 1 + len(answer), "what became of it follows"
+    for turn in (0, 1):
+        paid = [event.metrics[f"reward_mean_turn_{turn}"] for event in state.steps]
+        assert sum(paid[-5:]) > sum(paid[:5]) + 0.5
