@@ -139,6 +139,27 @@ class ReviewConfig(Section):
         )  # fmt: skip
 
 
+class HeldOutConfig(Section):
+    """Tasks that the policy is measured on and never trained on."""
+
+    eval_every: int = Field(default=0, ge=0)
+    """Steps between two evaluations, the first before any step, one more after the last; 0 never."""
+    sets: dict[str, str] = {}
+    """Tasks of each set, by its name: selectors as in `run.tasks`, separated by commas."""
+    samples: int = Field(default=4, ge=1)
+    """Samples of each prompt."""
+    prompts: Literal["with_exemplars", "without_exemplars", "both"] = "with_exemplars"
+    """Whether prompts show exemplars: seed kernels of the task, the same at every step whatever `store.strategy` is."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.eval_every and not any(self.sets.values()):
+            raise ValueError(
+                f"held_out.eval_every = {self.eval_every} has nothing to evaluate: name tasks in held_out.sets"
+            )
+        return self
+
+
 class ObserveConfig(Section):
     """Progress and metrics."""
 
@@ -162,6 +183,7 @@ class Config(Section):
     learner: LearnerConfig = LearnerConfig()
     cluster: ClusterConfig = ClusterConfig()
     review: ReviewConfig = ReviewConfig()
+    held_out: HeldOutConfig = HeldOutConfig()
     observe: ObserveConfig = ObserveConfig()
 
     @model_validator(mode="after")

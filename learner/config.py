@@ -123,6 +123,10 @@ class RewardConfig(Section):
     same_formula_cap: float = Field(default=1.0, gt=0)
     """Highest speedup that pays for a candidate labelled `same_formula`."""
 
+    def pays_lower_end(self, protocol: str) -> bool:
+        """Whether a measurement by this protocol is paid by the lower end of its interval."""
+        return self.lower_end == "always" or (self.lower_end == "auto" and protocol == "reward")
+
 
 class GroupsConfig(Section):
     """What every stage that samples asks of its groups."""

@@ -93,6 +93,8 @@ def judge_group(group: ScoredGroup, lineage: Lineage, config: LearnerConfig) -> 
         default=0,
     )  # fmt: skip
     judged = JudgedGroup(group, rewards, "trained", staleness, timing_noise(group.samples, config.reward))
+    if group.prompt.held_out:
+        return replace(judged, fate="measured")
     if config.stage == "frozen":
         return judged
     if staleness > config.groups.max_staleness:

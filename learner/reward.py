@@ -75,5 +75,4 @@ def _deviation(measurement: Measurement, config: RewardConfig) -> float:
 
 def paid_speedup(measurement: Measurement, config: RewardConfig) -> float:
     """The speedup that counts: the interval's lower end where the configuration says so, else the estimate."""
-    lower = config.lower_end == "always" or (config.lower_end == "auto" and measurement.protocol == "reward")
-    return measurement.ci_low if lower else measurement.speedup
+    return measurement.ci_low if config.pays_lower_end(measurement.protocol) else measurement.speedup

@@ -14,8 +14,8 @@ import asyncio
 import inspect
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,7 @@ class ToyRun:
     paced: bool = False
     shuffled: bool = False
     """The learner sees each group's outcomes on the wrong samples: nothing can be learned from them."""
+    held_out: Mapping[str, Sequence[Task]] = field(default_factory=dict)
     seeds: Sequence[tuple[int, ...]] = ()
     """Completions that are known beforehand for every task, slowest first."""
 
@@ -122,11 +123,12 @@ class ToyRun:
     async def _run(self) -> RunState:
         config, source = self._with_model(), check_integrity()
         run = RunFolder(self.folder).create()
-        plan = run_plan(config, run.run_id, self.tasks)
+        plan = run_plan(config, run.run_id, self.tasks, self.held_out)
+        tasks = [*self.tasks, *(task for found in self.held_out.values() for task in found)]
         with ExemplarStore.connect(run.store, config.store) as store:
             location = store.url
             recorder = RecorderActor(
-                run.path, location, config.store, {task.id: task for task in self.tasks}, self._tools,
+                run.path, location, config.store, {task.id: task for task in tasks}, self._tools,
                 rules_of(config), source,
             )  # fmt: skip
             generator = ToyGenerator(config.rollout, str(self.model), source)
@@ -212,8 +214,8 @@ def build_prompt(
         ids += [1, *tokens_of(exemplar.source)]
     text = " ".join(map(word, ids))
     return Prompt(
-        id=group.id, run_id=group.id.rsplit("-", 1)[0], task_id=task.id, task_hash=task.content_hash,
-        device_type=group.device_type, text=text, token_ids=tuple(ids),
+        id=group.id, run_id=group.id.rsplit("-g", 1)[0].rsplit("-h", 1)[0], task_id=task.id,
+        task_hash=task.content_hash, device_type=group.device_type, text=text, token_ids=tuple(ids),
         exemplar_hashes=tuple(exemplar.candidate_hash for exemplar in exemplars),
         exemplar_speedups=tuple(exemplar.speedup for exemplar in exemplars),
         turns=group.turns, messages=(("user", text),) if group.turns > 1 else (),
@@ -264,7 +266,7 @@ class PacedLearner:
 def _far_ahead(coordinator: Coordinator) -> bool:
     """True when every group that may be formed is formed and whole."""
     state, plan = coordinator.state, coordinator.plan
-    alive, in_progress = state.alive_groups(), len(state.unfinished_groups())
+    alive, in_progress = state.alive_groups(), state.groups_in_progress()
     enough = alive >= plan.steps * plan.groups_per_step
     return in_progress == 0 and (enough or plan.capacity(state.step, alive, in_progress) == 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
     else:
         raise ConfigError("Name a preset or a TOML file, or a run to --resume.")
     tasks = read_tasks(config)
+    held_out = read_held_out(config, tasks)
     if dry_run:
         return print_plan(config, tasks)
     run.create()
@@ -46,7 +47,7 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
     from deploy.graph.workers import make_workers, prepare
 
     prepared = prepare(config)
-    return train(prepared, run, tasks, make_workers)
+    return train(prepared, run, tasks, make_workers, held_out)
 
 
 def read_tasks(config: Config) -> list[Task]:
@@ -64,6 +65,26 @@ def read_tasks(config: Config) -> list[Task]:
         for task in list_tasks(selector, size=config.run.size):
             found.setdefault(task.id, task)
     return list(found.values())
+
+
+def read_held_out(config: Config, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """The tasks of each held-out set; raises UsageError for one that is trained on as well."""
+    from tasks.suites import list_tasks
+
+    if not config.held_out.eval_every:
+        return {}
+    trained = {task.content_hash: task.id for task in tasks}
+    found = {}
+    for name, selectors in config.held_out.sets.items():
+        named = {task.id: task for task in list_tasks(selectors, size=config.run.size)}
+        both = next((task for task in named.values() if task.content_hash in trained), None)
+        if both is not None:
+            raise UsageError(
+                f"{both.id} of held_out.sets.{name} is trained on as {trained[both.content_hash]}: take it out of "
+                f"held_out.sets or of run.tasks."
+            )
+        found[name] = list(named.values())
+    return found
 
 
 def print_plan(config: Config, tasks: Sequence[Task]) -> int:
@@ -85,7 +106,10 @@ def print_plan(config: Config, tasks: Sequence[Task]) -> int:
     return 0
 
 
-def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers) -> int:
+def train(
+    config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers,
+    held_out: Mapping[str, Sequence[Task]] | None = None,
+) -> int:  # fmt: skip
     """Runs, shows progress, writes the summary, prints the table; the exit code."""
     followers: list[Follower] = []
     started_s = time.time()
@@ -105,7 +129,7 @@ def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: M
             return watch
 
         try:
-            execute(config, run, tasks, make_workers, follow, display.say)
+            execute(config, run, tasks, make_workers, follow, display.say, held_out)
         finally:
             if exporter is not None:
                 exporter.stop()

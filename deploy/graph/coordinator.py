@@ -19,6 +19,7 @@ from deploy.graph.events import (
     CoordinatorStarted,
     Event,
     GroupFormed,
+    GroupLeft,
     Phase,
     PhaseEntered,
     RunClosed,
@@ -34,6 +35,7 @@ from deploy.graph.handles import (
     WaitedTooLong,
     WorkerLost,
 )
+from deploy.graph.held_out import HeldOutPrompt, group_name, measured
 from deploy.graph.learning import Learning
 from deploy.graph.ledger import sample_id
 from deploy.graph.plan import RunPlan
@@ -140,7 +142,10 @@ class Coordinator:
     async def _seed(self) -> None:
         """Evaluates the seed kernels of every target once, before the first prompt."""
         done = {(task_id, device_type) for task_id, device_type, _ in self.state.seeds}
-        missing = [target for target in self._open_targets() if target not in done] if self.plan.seeds else []
+        targets = self._open_targets()
+        if self.plan.held_out_seeds:
+            targets += dict.fromkeys((prompt.task_id, prompt.device_type) for prompt in self.plan.held_out)
+        missing = [target for target in targets if target not in done] if self.plan.seeds else []
         if not missing:
             return
         await self._enter("seeding")
@@ -173,7 +178,7 @@ class Coordinator:
     def _finished(self) -> bool:
         if self._stopping:
             return True
-        return self.state.step >= self.plan.steps and not self._jobs
+        return self.state.step >= self.plan.steps and not self._jobs and not self._evaluation_due()
 
     def _may_go_on(self) -> bool:
         return any(self._waiting().values())
@@ -190,10 +195,10 @@ class Coordinator:
         """Groups that may be formed now: the staleness capacity, within what the run still needs."""
         if self._stopping or self.state.step >= self.plan.steps or not self._open_targets():
             return 0
-        alive, in_progress = self.state.alive_groups(), len(self.state.unfinished_groups())
+        alive, in_progress = self.state.alive_groups(), self.state.groups_in_progress()
         wanted = self.plan.steps * self.plan.groups_per_step - alive
         if self.plan.max_groups:
-            wanted = min(wanted, self.plan.max_groups - len(self.state.groups))
+            wanted = min(wanted, self.plan.max_groups - len(self.state.training_groups()))
         return max(0, min(self.plan.capacity(self.state.step, alive, in_progress), wanted))
 
     def _open_targets(self) -> list[tuple[str, str]]:
@@ -201,16 +206,60 @@ class Coordinator:
 
     def _learnable(self) -> bool:
         ready = len(self.state.ready_groups())
-        if self.state.step >= self.plan.steps:
+        if self.state.step >= self.plan.steps or self._evaluation_due():
             return False
         return ready >= self.plan.groups_per_step or (ready > 0 and self._exhausted())
 
     def _exhausted(self) -> bool:
         """No further group can ever become ready: the limit is reached and every sample has left."""
-        limit = bool(self.plan.max_groups) and len(self.state.groups) >= self.plan.max_groups
-        return (limit or not self._open_targets()) and not self.state.unfinished_groups()
+        limit = bool(self.plan.max_groups) and len(self.state.training_groups()) >= self.plan.max_groups
+        return (limit or not self._open_targets()) and not self.state.groups_in_progress()
+
+    def _held_out(self) -> dict[str, HeldOutPrompt]:
+        """The prompts of an evaluation at the present step, by their groups' ids."""
+        plan, state = self.plan, self.state
+        return {
+            group_name(plan.run_id, state.epoch, state.step, number): prompt
+            for number, prompt in enumerate(plan.held_out) if prompt.task_id not in state.skipped
+        }  # fmt: skip
+
+    def _evaluation_due(self) -> bool:
+        """True while the present version is to be measured on the held-out sets and is not; nothing is learned then."""
+        every, step = self.plan.eval_every, self.state.step
+        if not every or self._stopping or (step % every and step < self.plan.steps):
+            return False
+        return any((step, *prompt.key) not in self.state.held_out for prompt in self._held_out().values())
+
+    async def _hold_out(self) -> None:
+        """Forms the held-out groups of the present version once the generators have it; measures when all are whole."""
+        if not self._evaluation_due() or self.state.published != (self.state.epoch, self.state.step):
+            return
+        for name, prompt in self._held_out().items():
+            if name not in self.state.groups:
+                group = Group(
+                    name, prompt.task_id, prompt.device_type, self.plan.held_out_samples, self.state.step,
+                    held_out=prompt.name, exemplars=prompt.exemplars,
+                )  # fmt: skip
+                if await self._open(group):
+                    self._to_draw.append(Order(group, tuple(range(group.width))))
+        prompts = self._held_out()
+        if any(self.state.ledger.open_samples(name) for name in prompts):
+            return
+        for name in prompts:
+            if name not in self.state.ledger.groups.fates:
+                await self._emit(GroupLeft(group_id=name, fate="measured", epoch=self.state.epoch))
+        for key in dict.fromkeys(prompt.key for prompt in prompts.values()):
+            names = [name for name, prompt in prompts.items() if prompt.key == key]
+            left = [event for event in self.state.left.values() if event.group_id in names]
+            await self._emit(
+                measured(
+                    [prompts[name] for name in names], left, epoch=self.state.epoch, step=self.state.step,
+                    lower_end=self.plan.lower_end,
+                )
+            )  # fmt: skip
 
     async def _start_what_may(self) -> None:
+        await self._hold_out()
         for _ in range(3):
             waiting = self._waiting()
             self._turns = self._turns.pass_on(waiting)
@@ -274,29 +323,32 @@ class Coordinator:
 
     async def _form(self) -> Group | None:
         """Chooses a task and opens its group; None when the task was skipped or none is left."""
-        ordinal = len(self.state.groups)
-        formed = Counter((group.task_id, group.device_type) for group in self.state.groups.values())
+        known = self.state.training_groups()
+        formed = Counter((group.task_id, group.device_type) for group in known)
         target = next_target(self._open_targets(), formed, self.plan.seed)
         if target is None:
             return None
-        group = Group(
-            f"{self.plan.run_id}-g{ordinal:05d}", target[0], target[1], self.plan.samples_per_group * self.plan.turns,
-            self.state.step, self.plan.turns,
-        )  # fmt: skip
+        size = self.plan.samples_per_group * self.plan.turns
+        name = f"{self.plan.run_id}-g{len(known):05d}"
+        group = Group(name, target[0], target[1], size, self.state.step, self.plan.turns)
+        return group if await self._open(group) else None
+
+    async def _open(self, group: Group) -> bool:
+        """Opens a group in the store and writes it down; False when its task was skipped."""
         try:
             await within(
                 self._handles.prompts.open_group(group), self.plan.store_timeout_s, "the store to open a group", "store"
             )
         except PromptRefused as refused:
-            await self._skip(target[0], refused)
-            return None
+            await self._skip(group.task_id, refused)
+            return False
         await self._emit(
             GroupFormed(
                 group_id=group.id, task_id=group.task_id, device_type=group.device_type, size=group.size,
-                policy_step=group.policy_step, turns=group.turns,
+                policy_step=group.policy_step, turns=group.turns, held_out=group.held_out, exemplars=group.exemplars,
             )
         )  # fmt: skip
-        return group
+        return True
 
     async def _draw(self, order: Order) -> None:
         """Has the missing samples of an order drawn; what does not come is asked for again, then cancelled."""

@@ -42,7 +42,10 @@ class Learning:
         """Takes over where the learner stands: fates of groups, lost lineages, steps."""
         groups = self._state.ledger.groups
         if standing.epoch > self._state.epoch:
-            lost = tuple(name for name in groups.fates if name not in standing.fates)
+            lost = tuple(
+                name for name in groups.fates
+                if name not in standing.fates and not self._state.groups[name].held_out
+            )  # fmt: skip
             await self._emit(LineageStarted(epoch=standing.epoch, step=standing.step, reopened=lost))
         for name, fate in standing.fates.items():
             if name in groups.sizes and name not in groups.fates:

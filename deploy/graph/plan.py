@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deploy.graph.held_out import HeldOutPrompt
 from rollout.staleness import StalenessState
 
 
@@ -39,6 +40,15 @@ class RunPlan:
     turn_quota: int = 64
     attempts: int = 2
     """How often a sample is drawn, and how often it is evaluated, before it is given up."""
+    held_out: tuple[HeldOutPrompt, ...] = ()
+    eval_every: int = 0
+    """Steps between two evaluations on the held-out prompts; 0 never."""
+    held_out_samples: int = 4
+    """Samples of each held-out prompt."""
+    held_out_seeds: bool = False
+    """Whether held-out tasks' seed kernels are evaluated, because prompts show them."""
+    lower_end: bool = True
+    """Speedups are the interval's lower end."""
     seed: int = 0
     stage: str = "contrastive"
     """What a step does; see `learner.stage`."""

@@ -2,7 +2,7 @@
 
 Invariants: every method may be repeated with the same ids; a sample is recorded once, with whatever evaluation came
 first; a kernel file is written before its sample is recorded, so that what the store calls accepted can be read; only
-kernels that are no copies become exemplars.
+kernels that are no copies and measure no held-out set become exemplars.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class Recorder:
     ) -> None:
         self._run = run
         self._store = store
+        self._held_out_pool = ExemplarStore(store.connection, store.config.model_copy(update={"strategy": "buckets"}))
         self._stream = RunStream(store, run.run_id)
         self._controls = Controls(store)
         self._cheats = HackingCases(store)
@@ -168,12 +169,18 @@ class Recorder:
         if standing is not None:
             return standing.prompt
         task = self._task(group)
-        rng = random.Random(f"{self._rules.seed}/{group.id}")
-        exemplars = await self._in_store(
-            self._store.draw, task.content_hash, group.device_type, rng, self._rules.exemplars
-        )
-        mates = [await self._in_store(self._store.bucket_mates, exemplar) for exemplar in exemplars]
+        # A held-out prompt is the same at every step, and by the same strategy in every run.
+        store = self._held_out_pool if group.held_out else self._store
+        rng = random.Random(f"{self._rules.seed}/{group.held_out + '/' + task.id if group.held_out else group.id}")
+        exemplars: list[Exemplar] = []
+        if group.exemplars:
+            exemplars = await self._in_store(
+                store.draw, task.content_hash, group.device_type, rng, self._rules.exemplars
+            )
+        mates = [await self._in_store(store.bucket_mates, exemplar) for exemplar in exemplars]
         prompt = self._tools.build_prompt(task, exemplars, mates, group)
+        if group.held_out:
+            prompt = prompt.model_copy(update={"held_out": group.held_out, "turns": 1, "messages": ()})
         known = itertools.chain(exemplars, *mates)
         sources = {exemplar.candidate_hash: exemplar.source for exemplar in known}
         self._shown[group.id] = {name: sources[name] for name in prompt.exemplar_hashes if name in sources}
@@ -400,7 +407,7 @@ class Recorder:
         exemplar = None
         if evaluation.outcome == "accepted" and sample.candidate is not None:
             self._run.write_text(kernel_file(group.task_id, sample.id), sample.candidate.source)
-            if not copied:
+            if not copied and not group.held_out:
                 exemplar = self._exemplar(self._task(group), sample.candidate, evaluation)
         progress = await self._in_store(self._stream.record, scored, exemplar)
         if progress.recorded and self._rules.keep_samples:
@@ -471,6 +478,7 @@ class Recorder:
             edit_distance=scored.edit_distance,
             file=kernel_file(group.task_id, sample.id) if accepted else "",
             new_tokens=len(sample.token_ids),
+            candidate_hash="" if sample.candidate is None else sample.candidate.content_hash,
             review=_review_of(evaluation),
             **({} if evaluation is None else _figures(evaluation)),
         )  # fmt: skip

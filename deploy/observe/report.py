@@ -40,6 +40,9 @@ def summarize(state: RunState, targets: Sequence[tuple[str, str]]) -> dict[str, 
         "controls": [_control(control) for _, control in sorted(state.controls.items())],
         "skipped": {name: event.reason for name, event in state.skipped.items()},
         "tasks": [_task(state, task_id, device_type) for task_id, device_type in targets],
+        "held_out": [
+            event.model_dump(mode="json", exclude={"kind", "at_s"}) for _, event in sorted(state.held_out.items())
+        ],
         "frozen_policy": compare(state, frozen, trained),
         "speed": _speed(state),
         "steps": [{"epoch": e.epoch, "step": e.step, **e.metrics} for e in state.steps],
@@ -113,7 +116,9 @@ def _key(state: RunState, event: SampleLeft) -> tuple[str, str]:
 
 def policy_samples(state: RunState) -> tuple[list[SampleLeft], list[SampleLeft]]:
     """Samples of the policy before its first step, and of the trained one: the latest, as many as the former."""
-    scored = [e for e in state.left.values() if e.outcome != "cancelled"]
+    scored = [
+        e for e in state.left.values() if e.outcome != "cancelled" and not state.groups[e.group_id].held_out
+    ]  # fmt: skip
     frozen = [e for e in scored if state.groups[e.group_id].policy_step == 0]
     trained = [e for e in scored if state.groups[e.group_id].policy_step > 0]
     count = min(len(frozen), len(trained))

@@ -43,6 +43,8 @@ class Prompt(Record):
     """Candidate hashes of the exemplars shown, worst first."""
     exemplar_speedups: tuple[float, ...] = ()
     strategy: str = "buckets"
+    held_out: str = ""
+    """Held-out set that its group measures: never trained on."""
     turns: int = Field(default=1, ge=1)
     """Turns of its group's samples."""
     turn: int = Field(default=0, ge=0)

@@ -45,6 +45,9 @@ class World:
     drawn_asleep: int = 0
     evaluated_awake: int = 0
     groups_per_step: int = 2
+    published: int = -1
+    measured_late: int = 0
+    """Held-out groups drawn under another version than theirs."""
     controls: int = 0
 
     def __post_init__(self) -> None:
@@ -125,6 +128,8 @@ class FakeGenerators:
         self.world.enter("generate")
         self.world.drawn_asleep += self.world.asleep
         self.world.calls.append(f"draw {group.id} {list(indices)}")
+        if group.held_out:
+            self.world.measured_late += self.world.published != group.policy_step
         self.world.asked |= {sample_id(group.id, index): self.world.records for index in indices}
         try:
             for index in indices:
@@ -227,7 +232,9 @@ class FakeLearner:
                 raise WorkerLost("learner")
             free = [name for name in self.world.complete() if name not in self.world.fates]
             for name in free:
-                if int(name.rsplit("-g", 1)[1]) in self.world.zero_variance:
+                if "-h" in name:
+                    self.world.fates[name] = "measured"
+                elif int(name.rsplit("-g", 1)[1]) in self.world.zero_variance:
                     self.world.fates[name] = "zero_variance"
             usable = [name for name in free if name not in self.world.fates][: self.world.groups_per_step]
             stepped = len(usable) == self.world.groups_per_step or (partial and bool(usable))
@@ -246,6 +253,7 @@ class FakeLearner:
     async def publish(self) -> VersionPublished:
         await self.world.tick()
         self.world.asleep = False
+        self.world.published = self.world.step
         return VersionPublished(epoch=self.world.epoch, step=self.world.step)
 
     async def checkpoint(self) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from deploy.graph.coordinator import Coordinator
 from deploy.graph.events import ControlMeasured, CoordinatorStarted, GroupFormed, RunClosed
 from deploy.graph.handles import LearnerLost, NothingToDo, WaitedTooLong, WorkerLost
+from deploy.graph.held_out import HeldOutPrompt
 from deploy.graph.plan import RunPlan
 from deploy.graph.state import RunState
 
@@ -37,6 +38,15 @@ def check(world: Any, state: RunState) -> None:
     replayed = RunState.replay(world.events)
     assert replayed.ledger.samples.counts() == state.ledger.samples.counts()
     assert replayed.ledger.groups.counts() == state.ledger.groups.counts()
+
+
+def check_held_out(state: RunState, every: int) -> None:
+    """Every step that was due was measured, each key once; nothing held out was trained on."""
+    due = {step for step in range(state.step + 1) if every and (step % every == 0 or step == state.step)}
+    assert due <= {key[0] for key in state.held_out}
+    assert all(event.prompts == (2 if key[1:] == ("new", "cpu", True) else 1) for key, event in state.held_out.items())
+    for name, (_, fate) in state.ledger.groups.fates.items():
+        assert (fate == "measured") == bool(state.groups[name].held_out)
 
 
 def test_two_steps_by_hand(World: type[Any]) -> None:
@@ -88,6 +98,42 @@ def test_a_turn_without_an_outcome_takes_the_later_ones_with_it(World: type[Any]
     counts = state.ledger.samples.counts()
     assert (counts["accepted"], counts["unscored"], counts["cancelled"]) == (24, 4, 8)
     assert {event.reason for event in state.left.values() if event.outcome == "cancelled"} == {"turn_lost"}
+
+
+HELD_OUT = (
+    HeldOutPrompt("new", "procedural:row_norm/7", "cpu", True),
+    HeldOutPrompt("new", "procedural:row_norm/8", "cpu", True),
+    HeldOutPrompt("new", "procedural:row_norm/7", "cpu", False),
+    HeldOutPrompt("far", "procedural:pooling/1", "cpu", True),
+)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, (0, 1, 2, 3)), (2, (0, 2, 3)), (5, (0, 3))])
+def test_held_out_sets_are_measured_before_in_between_and_after(
+    World: type[Any], every: int, steps: tuple[int, ...]
+) -> None:
+    """3 steps, 4 prompts of 2 samples in 3 keys. None of them is trained on, counts for a step or is confirmed."""
+    world = World()
+    plan = replace(PLAN, steps=3, held_out=HELD_OUT, eval_every=every, held_out_samples=2, held_out_seeds=True)
+    state = run(world, plan)
+    check(world, state)
+    assert state.ledger.groups.counts()["trained"] == 6
+    assert state.ledger.groups.counts()["measured"] == 4 * len(steps)
+    assert [key[0] for key in state.held_out] == [step for step in steps for _ in range(3)]
+    first = state.held_out[0, "new", "cpu", True]
+    assert (first.prompts, first.samples, first.accepted_share) == (2, 4, 1.0)
+    assert world.measured_late == 0
+    assert len(state.confirmed) == 2
+    seeded = [call.removeprefix("seed ") for call in world.calls if call.startswith("seed")]
+    assert seeded == [*(task for task, _ in TARGETS), *dict.fromkeys(prompt.task_id for prompt in HELD_OUT)]
+
+
+def test_a_held_out_task_that_does_not_fit_is_left_out(World: type[Any]) -> None:
+    world = World(refuse=("procedural:row_norm/8", "procedural:pooling/1"))
+    state = run(world, replace(PLAN, held_out=HELD_OUT, eval_every=2, held_out_samples=2))
+    check(world, state)
+    assert state.held_out[0, "new", "cpu", True].prompts == 1
+    assert not any(key[1] == "far" for key in state.held_out)
 
 
 def test_controls_are_written_down_and_cost_no_sample(World: type[Any]) -> None:
@@ -227,11 +273,14 @@ def test_dying_workers_leave_balanced_ledgers(World: type[Any], seed: int, fault
     world = World(seed=seed, fault_rate=fault_rate)
     changed = {
         "take_turns": take_turns, "max_staleness": seed % 2, "controls": bool(seed % 3), "turns": 1 + seed % 3,
+        "held_out": HELD_OUT, "eval_every": seed % 4, "held_out_samples": 2,
     }  # fmt: skip
     state = run(world, replace(PLAN, concurrent_scores=2, attempts=6, **changed))
     check(world, state)
     assert state.step >= 2
     assert world.drawn_asleep == 0
+    assert world.measured_late == 0
+    check_held_out(state, seed % 4)
     if take_turns:
         assert world.overlaps == 0
 
@@ -245,7 +294,7 @@ def test_a_killed_coordinator_is_replaced_by_replay(World: type[Any], seed: int,
 
     async def life(rounds: int | None) -> RunState | None:
         world.busy = dict.fromkeys(world.busy, 0)
-        plan = replace(PLAN, attempts=6, turns=1 + seed % 3)
+        plan = replace(PLAN, attempts=6, turns=1 + seed % 3, held_out=HELD_OUT, eval_every=seed % 4, held_out_samples=2)
         task = asyncio.create_task(Coordinator(plan, world.handles()).run())
         if rounds is None:
             return await task
@@ -264,6 +313,7 @@ def test_a_killed_coordinator_is_replaced_by_replay(World: type[Any], seed: int,
     assert state is not None
     check(world, state)
     assert state.step >= 2
+    check_held_out(state, seed % 4)
     started = [event.incarnation for event in world.events if isinstance(event, CoordinatorStarted)]
     assert started == list(range(1, len(started) + 1))
     assert isinstance(world.events[-1], RunClosed)

@@ -149,3 +149,46 @@ def test_two_turns_through_the_real_queue(tmp_path: Path, model: Path) -> None:
     for turn in (0, 1):
         paid = [event.metrics[f"reward_mean_turn_{turn}"] for event in state.steps]
         assert sum(paid[-5:]) > sum(paid[:5]) + 0.5
+
+
+def test_held_out_sets_through_the_real_queue(tmp_path: Path, model: Path) -> None:
+    """Plain GRPO, measured with and without exemplars on tasks that it never trains on: the prompts are the same at
+    every step, the exemplars those tasks' seeds alone, and what was learned carries over."""
+    tasks = toy.toy_tasks(6)
+    settings = [
+        "--held_out.eval_every", "8", "--held_out.sets.new", "said in the run", "--held_out.samples", "8",
+        "--held_out.prompts", "both", "--run.seed_kernels", "all", "--store.strategy", "none", "--learner.steps", "20",
+        "--learner.grpo.groups_per_step", "4", "--rollout.sampling.group_size", "8", "--learner.checkpoint.every_steps",
+        "10", "--learner.optimizer.learning_rate", "1e-2",
+    ]  # fmt: skip
+    asked: dict[str, Any] = {}
+
+    class Watched(toy.ToyGenerator):  # type: ignore[misc, name-defined]
+        async def generate(self, requests: Sequence[Any]) -> Any:
+            asked.update({request.prompt.id: request.prompt for request in requests})
+            async for sample in super().generate(requests):
+                yield sample
+
+    seeds = [(4, 6, 8), (4, 6, 9), (4, 7, 9), (5, 7, 9)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toy, "ToyGenerator", Watched)
+        state = run(tmp_path, model, "demo", settings, tasks=tasks[:2], held_out={"new": tasks[3:5]}, seeds=seeds)
+    assert [key[0] for key in state.held_out] == [0, 0, 8, 8, 16, 16, 20, 20]
+    assert state.ledger.groups.counts()["measured"] == 4 * 4
+    by_prompt: dict[tuple[str, int], set[tuple[int, ...]]] = {}
+    for prompt in asked.values():
+        if prompt.held_out:
+            by_prompt.setdefault((prompt.task_id, len(prompt.exemplar_hashes)), set()).add(prompt.token_ids)
+        else:
+            assert prompt.exemplar_hashes == ()
+    assert {key: len(prompts) for key, prompts in by_prompt.items()} == {
+        (task.id, shown): 1 for task in tasks[3:5] for shown in (0, 2)
+    }
+    with ExemplarStore.connect(tmp_path / "r-1" / "store") as store:
+        for task in tasks[3:5]:
+            assert len(store.top(task.content_hash, "cpu", 99)) == len(seeds)
+        assert len(store.top(tasks[0].content_hash, "cpu", 999)) > len(seeds)
+    for shown in (True, False):
+        first, last = (state.held_out[step, "new", "cpu", shown] for step in (0, 20))
+        assert last.mean_log_speedup > first.mean_log_speedup + 0.1
+        assert (first.prompts, first.samples) == (2, 16)
