@@ -67,19 +67,25 @@ def number_of(task: Task) -> int:
     return int(task.id.rpartition("-")[2])
 
 
-def make_model(folder: Path, seed: int = 0) -> Path:
-    """A tiny random Llama with a tokenizer of WORDS words."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+def model_config() -> Any:
+    """Shape of the tiny policy."""
+    from transformers import LlamaConfig
 
-    torch.manual_seed(seed)
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=WORDS, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False,
         bos_token_id=1, eos_token_id=END, pad_token_id=END,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(str(folder))
+
+
+def make_model(folder: Path, seed: int = 0) -> Path:
+    """A tiny random Llama with a tokenizer of WORDS words."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(seed)
+    LlamaForCausalLM(model_config()).save_pretrained(str(folder))
     words = Tokenizer(models.WordLevel({word(n): n for n in range(WORDS)}, unk_token=word(1)))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
@@ -115,6 +121,8 @@ class ToyRun:
     held_out: Mapping[str, Sequence[Task]] = field(default_factory=dict)
     seeds: Sequence[tuple[int, ...]] = ()
     """Completions that are known beforehand for every task, slowest first."""
+    generator: type[ToyGenerator] | None = None
+    """A generator that also looks at what passes."""
 
     def run(self) -> RunState:
         """Runs to the end."""
@@ -131,7 +139,7 @@ class ToyRun:
                 run.path, location, config.store, {task.id: task for task in tasks}, self._tools,
                 rules_of(config), source,
             )  # fmt: skip
-            generator = ToyGenerator(config.rollout, str(self.model), source)
+            generator = (self.generator or ToyGenerator)(config.rollout, str(self.model), source)
             learner = PacedLearner(
                 LearnerProcess(
                     config.learner, run.run_id, str(run.checkpoints), lambda: self._stream(location, run.run_id),

@@ -4,6 +4,8 @@ publication (see scripts/toy.py)."""
 from __future__ import annotations
 
 import importlib.util
+import math
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,9 +133,7 @@ def test_two_turns_through_the_real_queue(tmp_path: Path, model: Path) -> None:
                 seen[sample.id] = sample
                 yield sample
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toy, "ToyGenerator", Watched)
-        state = run(tmp_path, model, "demo", settings)
+    state = run(tmp_path, model, "demo", settings, generator=Watched)
     assert state.ledger.samples.counts()["dispatched"] == 20 * 4 * 8 * 2
     assert state.ledger.groups.counts()["trained"] == 80
     for name, sample in seen.items():
@@ -170,9 +170,10 @@ def test_held_out_sets_through_the_real_queue(tmp_path: Path, model: Path) -> No
                 yield sample
 
     seeds = [(4, 6, 8), (4, 6, 9), (4, 7, 9), (5, 7, 9)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toy, "ToyGenerator", Watched)
-        state = run(tmp_path, model, "demo", settings, tasks=tasks[:2], held_out={"new": tasks[3:5]}, seeds=seeds)
+    state = run(
+        tmp_path, model, "demo", settings, tasks=tasks[:2], held_out={"new": tasks[3:5]}, seeds=seeds,
+        generator=Watched,
+    )  # fmt: skip
     assert [key[0] for key in state.held_out] == [0, 0, 8, 8, 16, 16, 20, 20]
     assert state.ledger.groups.counts()["measured"] == 4 * 4
     by_prompt: dict[tuple[str, int], set[tuple[int, ...]]] = {}
@@ -192,3 +193,33 @@ def test_held_out_sets_through_the_real_queue(tmp_path: Path, model: Path) -> No
         first, last = (state.held_out[step, "new", "cpu", shown] for step in (0, 20))
         assert last.mean_log_speedup > first.mean_log_speedup + 0.1
         assert (first.prompts, first.samples) == (2, 16)
+
+
+T_975 = 2.776
+"""97.5 % quantile of Student's t with 4 degrees of freedom: five seeds."""
+
+
+def gains(folder: Path, model: Path, *, shuffled: bool) -> tuple[float, float]:
+    """95 % interval over five seeds of the last quarter's mean reward minus the first quarter's, 24 steps each."""
+    settings = [
+        "--learner.steps", "24", "--learner.grpo.groups_per_step", "2", "--rollout.sampling.group_size", "8",
+        "--learner.optimizer.learning_rate", "1e-2", "--store.strategy", "none",
+    ]  # fmt: skip
+    differences = []
+    for seed in range(5):
+        seeded = [*settings, "--run.seed", str(seed), "--rollout.seed", str(seed)]
+        state = run(folder / str(seed), model, "demo", seeded, shuffled=shuffled)
+        paid = toy.rewards_by_step(state)
+        differences.append(statistics.mean(paid[-6:]) - statistics.mean(paid[:6]))
+    middle, spread = statistics.mean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+    return middle - T_975 * spread, middle + T_975 * spread
+
+
+def test_a_tiny_policy_learns_from_its_rewards_and_not_from_shuffled_ones(tmp_path: Path, model: Path) -> None:
+    """The reward is scripted: the share of odd tokens. With each group's outcomes given to the wrong samples the same
+    run must not earn more in the end than in the beginning."""
+    low, _ = gains(tmp_path / "true", model, shuffled=False)
+    assert low > 0.1
+    low, high = gains(tmp_path / "shuffled", model, shuffled=True)
+    assert low <= 0.0
+    assert high < 0.2
