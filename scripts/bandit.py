@@ -1,13 +1,12 @@
-"""A bandit through the real queue at chosen staleness: how many optimizer steps until the policy earns 90 % of the best.
+"""A bandit through the real queue at chosen staleness: how many steps until the policy earns 90 % of the best.
 
     python scripts/bandit.py --out docs/measurements/bandit --seeds 5
 
-One prompt, one token an answer: 63 arms, each with a fixed reward (see `payoff`), of which the best pays 1; coordinator,
-store, queue, engine, learner and publication are the real ones (scripts/toy.py), and the learner waits until generation
-is as far ahead as the staleness allows. What is reported is the policy's own expectation over all arms, computed from
-the weights that were published, not the mean of noisy samples. Without staleness both sides have the same weights, so
-that there is nothing to correct. Writes
-`runs.jsonl`, a line per step, and prints the table.
+One prompt, one token an answer: 63 arms, each with a fixed reward (see `payoff`), of which the best pays 1. The
+coordinator, store, queue, engine, learner and publication are the real ones (scripts/toy.py), and the learner waits
+until generation is as far ahead as the staleness allows. What is reported is the policy's own expectation over all
+arms, by the weights that were published, not the mean of noisy samples. Without staleness both sides have the same
+weights, so that there is nothing to correct. Writes `runs.jsonl`, a line per step, and prints the table.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ class Coordinator:
             if name not in self.state.ledger.groups.fates:
                 await self._emit(GroupLeft(group_id=name, fate="measured", epoch=self.state.epoch))
         for key in dict.fromkeys(prompt.key for prompt in prompts.values()):
-            names = [name for name, prompt in prompts.items() if prompt.key == key]
+            names = {name for name, prompt in prompts.items() if prompt.key == key}
             left = [event for event in self.state.left.values() if event.group_id in names]
             await self._emit(
                 measured(

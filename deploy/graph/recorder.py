@@ -169,9 +169,9 @@ class Recorder:
         if standing is not None:
             return standing.prompt
         task = self._task(group)
-        # A held-out prompt is the same at every step, and by the same strategy in every run.
+        # A held-out prompt is the same at every step and for every seed, and by the same strategy in every run.
         store = self._held_out_pool if group.held_out else self._store
-        rng = random.Random(f"{self._rules.seed}/{group.held_out + '/' + task.id if group.held_out else group.id}")
+        rng = random.Random(f"{group.held_out}/{task.id}" if group.held_out else f"{self._rules.seed}/{group.id}")
         exemplars: list[Exemplar] = []
         if group.exemplars:
             exemplars = await self._in_store(

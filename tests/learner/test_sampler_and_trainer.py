@@ -76,6 +76,8 @@ def test_sampler_and_trainer_agree_on_every_token(smollm2: Path, engine_name: st
     sampler = torch.cat([torch.tensor(one.logprobs) for _, one in pairs])
     assert len(sampler) > 60, "too few tokens to say anything"
     difference = (trainer - sampler).abs()
-    print(f"{engine_name}: {len(sampler)} tokens, mean {float(difference.mean()):.2e}, max {float(difference.max()):.2e}")
+    print(
+        f"{engine_name}: {len(sampler)} tokens, mean {float(difference.mean()):.2e}, max {float(difference.max()):.2e}"
+    )
     assert float(difference.max()) < MAX_DIFFERENCE
     assert float(difference.mean()) < MEAN_DIFFERENCE
