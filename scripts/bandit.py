@@ -6,12 +6,13 @@ One prompt, one token an answer: 63 arms, each with a fixed reward (see `payoff`
 coordinator, store, queue, engine, learner and publication are the real ones (scripts/toy.py), and the learner waits
 until generation is as far ahead as the staleness allows. What is reported is the policy's own expectation over all
 arms, by the weights that were published, not the mean of noisy samples. Without staleness both sides have the same
-weights, so that there is nothing to correct. Writes `runs.jsonl`, a line per step, and prints the table.
+weights, so that there is nothing to correct. Writes `runs.jsonl` (a line per step) and `curves.svg`, prints a table.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import platform
 import statistics
@@ -32,6 +33,7 @@ SHARE = 0.9
 """Share of the best arm's reward that counts as solved."""
 ARMS = [token for token in range(toy.WORDS) if token != toy.END]
 LEARNING_RATE = 3e-3
+COLOURS = {0: "#444", 4: "#06c", 8: "#c30"}
 
 
 def payoff(task: Task, tokens: Sequence[int]) -> float | None:  # noqa: ARG001
@@ -134,6 +136,47 @@ def table(runs: dict[tuple[int, str], list[list[dict[str, Any]]]], steps: int) -
     return rows
 
 
+def plot(runs: dict[tuple[int, str], list[list[dict[str, Any]]]], steps: int) -> str:
+    """An SVG picture: for each arm of the comparison the mean expectation over its seeds, by step."""
+    width, height, left, top = 640, 320, 50, 20
+    shapes = []
+    for level in (0.0, 0.25, 0.5, 0.75, SHARE, 1.0):
+        y = top + height * (1 - level)
+        shapes.append(f'<path d="M{left} {y:.1f}h{width}" stroke="#ccc"/>')
+        shapes.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{level:g}</text>')
+    for step in range(0, steps + 1, 20):
+        x = left + width * step / steps
+        shapes.append(f'<text x="{x:.1f}" y="{top + height + 18}" text-anchor="middle">{step}</text>')
+    for number, ((staleness, correction), seeds) in enumerate(runs.items()):
+        colour = COLOURS[staleness]
+        dash = ' stroke-dasharray="5 4"' if correction == "none" else ""
+        means = [
+            statistics.mean(at) for at in zip(*([line["expectation"] for line in run] for run in seeds), strict=True)
+        ]
+        points = " ".join(
+            f"{left + width * (at + 1) / steps:.1f},{top + height * (1 - value):.1f}" for at, value in enumerate(means)
+        )
+        shapes.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"{dash}/>')
+        y = top + 150 + 18 * number
+        shapes.append(f'<path d="M{left + 430} {y - 4}h30" stroke="{colour}" stroke-width="1.5"{dash}/>')
+        shapes.append(f'<text x="{left + 468}" y="{y}">staleness {staleness}, {correction}</text>')
+    body = "\n".join(shapes)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 20} {top + height + 30}" '
+        f'font-family="sans-serif" font-size="12">\n{body}\n</svg>\n'
+    )
+
+
+def read_runs(path: Path) -> dict[tuple[int, str], list[list[dict[str, Any]]]]:
+    """The runs of a `runs.jsonl`, by staleness and correction, then seed."""
+    found: dict[tuple[int, str], dict[int, list[dict[str, Any]]]] = {}
+    for text in path.read_text().splitlines():
+        line = json.loads(text)
+        seeds = found.setdefault((line["staleness"], line["correction"]), {})
+        seeds.setdefault(line["seed"], []).append(line)
+    return {arm: [seeds[seed] for seed in sorted(seeds)] for arm, seeds in found.items()}
+
+
 def main() -> int:
     """Runs every combination, writes and prints; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -157,6 +200,7 @@ def main() -> int:
             print(f"staleness {staleness}, {correction}, seed {seed}: {steps_to_solve(lines)}", flush=True)
             everything = [line for seeds in runs.values() for found in seeds for line in found]
             toy.write_lines(options.out / "runs.jsonl", everything)
+    (options.out / "curves.svg").write_text(plot(runs, options.steps))
     rows = table(runs, options.steps)
     print("\n".join([f"torch {torch.__version__}, Python {platform.python_version()}", *rows]))
     return 0

@@ -20,12 +20,19 @@ from tasks.records import Task
 
 pytestmark = pytest.mark.heavy
 ROOT = Path(__file__).resolve().parents[2]
-_spec = importlib.util.spec_from_file_location("toy", ROOT / "scripts" / "toy.py")
-assert _spec is not None
-assert _spec.loader is not None
-toy = importlib.util.module_from_spec(_spec)
-sys.modules["toy"] = toy
-_spec.loader.exec_module(toy)
+
+
+def _script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+toy = _script("toy")
 
 ABLATION = sorted((ROOT / "examples" / "ablation").glob("*.toml"))
 SMALL = [
@@ -193,6 +200,23 @@ def test_held_out_sets_through_the_real_queue(tmp_path: Path, model: Path) -> No
         first, last = (state.held_out[step, "new", "cpu", shown] for step in (0, 20))
         assert last.mean_log_speedup > first.mean_log_speedup + 0.1
         assert (first.prompts, first.samples) == (2, 16)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_the_bandit_has_the_staleness_that_it_was_asked_for(tmp_path: Path, staleness: int) -> None:
+    """The first groups are of the first weights; from then on every step is as stale as it may be. The expectation is
+    the policy's own: nearly uniform over the 63 arms before it has learned anything."""
+    bandit = _script("bandit")
+    lines = bandit.run(tmp_path, staleness, "truncated", 0, steps=6)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["staleness_max"] for line in lines] == [min(step, staleness) for step in range(6)]
+    mean = statistics.mean(bandit.payoff(toy.toy_tasks(1)[0], (arm,)) for arm in bandit.ARMS)
+    assert lines[0]["expectation"] == pytest.approx(mean, abs=0.1)
+    assert (max(line["mismatch_kl"] for line in lines) > 1e-4) == (staleness > 0)
+    toy.write_lines(tmp_path / "runs.jsonl", lines)
+    runs = bandit.read_runs(tmp_path / "runs.jsonl")
+    assert runs == {(staleness, "truncated"): [lines]}
+    assert bandit.table(runs, 6)[-1].startswith(f"| {staleness} | truncated | {staleness} | never | never in 6 |")
 
 
 T_975 = 2.776
