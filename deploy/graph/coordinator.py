@@ -226,7 +226,10 @@ class Coordinator:
     def _evaluation_due(self) -> bool:
         """True while the present version is to be measured on the held-out sets and is not; nothing is learned then."""
         every, step = self.plan.eval_every, self.state.step
-        if not every or self._stopping or (step % every and step < self.plan.steps):
+        if not every or self._stopping:
+            return False
+        last = step >= self.plan.steps or (self._exhausted() and not self.state.ready_groups())
+        if step % every and not last:
             return False
         return any((step, *prompt.key) not in self.state.held_out for prompt in self._held_out().values())
 

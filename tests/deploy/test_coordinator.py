@@ -128,6 +128,15 @@ def test_held_out_sets_are_measured_before_in_between_and_after(
     assert seeded == [*(task for task, _ in TARGETS), *dict.fromkeys(prompt.task_id for prompt in HELD_OUT)]
 
 
+def test_a_run_that_ends_before_its_steps_is_measured_at_its_end_too(World: type[Any]) -> None:
+    """4 groups at most, the last two of which are dropped: one step of two, and the run is over."""
+    world = World(zero_variance=(2, 3))
+    state = run(world, replace(PLAN, max_groups=4, held_out=HELD_OUT, eval_every=5, held_out_samples=2))
+    check(world, state)
+    assert state.step == 1
+    assert {key[0] for key in state.held_out} == {0, 1}
+
+
 def test_a_held_out_task_that_does_not_fit_is_left_out(World: type[Any]) -> None:
     world = World(refuse=("procedural:row_norm/8", "procedural:pooling/1"))
     state = run(world, replace(PLAN, held_out=HELD_OUT, eval_every=2, held_out_samples=2))
