@@ -1,12 +1,12 @@
 """A bandit through the real queue at chosen staleness: how many steps until the policy earns 90 % of the best.
 
-    python scripts/bandit.py --out docs/measurements/bandit --seeds 5
+    python scripts/bandit.py --out docs/measurements/queue --seeds 3
 
 One prompt, one token an answer: 63 arms, each with a fixed reward (see `payoff`), of which the best pays 1. The
 coordinator, store, queue, engine, learner and publication are the real ones (scripts/toy.py), and the learner waits
 until generation is as far ahead as the staleness allows. What is reported is the policy's own expectation over all
 arms, by the weights that were published, not the mean of noisy samples. Without staleness both sides have the same
-weights, so that there is nothing to correct. Writes `runs.jsonl` (a line per step) and `curves.svg`, prints a table.
+weights, so that there is nothing to correct. Writes `bandit.jsonl` (a line per step) and `bandit.svg`, prints a table.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def plot(runs: dict[tuple[int, str], list[list[dict[str, Any]]]], steps: int) ->
 
 
 def read_runs(path: Path) -> dict[tuple[int, str], list[list[dict[str, Any]]]]:
-    """The runs of a `runs.jsonl`, by staleness and correction, then seed."""
+    """The runs of a `bandit.jsonl`, by staleness and correction, then seed."""
     found: dict[tuple[int, str], dict[int, list[dict[str, Any]]]] = {}
     for text in path.read_text().splitlines():
         line = json.loads(text)
@@ -199,8 +199,8 @@ def main() -> int:
             runs[staleness, correction].append(lines)
             print(f"staleness {staleness}, {correction}, seed {seed}: {steps_to_solve(lines)}", flush=True)
             everything = [line for seeds in runs.values() for found in seeds for line in found]
-            toy.write_lines(options.out / "runs.jsonl", everything)
-    (options.out / "curves.svg").write_text(plot(runs, options.steps))
+            toy.write_lines(options.out / "bandit.jsonl", everything)
+    (options.out / "bandit.svg").write_text(plot(runs, options.steps))
     rows = table(runs, options.steps)
     print("\n".join([f"torch {torch.__version__}, Python {platform.python_version()}", *rows]))
     return 0
