@@ -2,9 +2,9 @@
 
     python scripts/tiny_policy.py --out docs/measurements/queue
 
-Five seeds each with true and with shuffled rewards (each group's outcomes on the wrong samples). The reward is scripted:
-0.5 plus the share of odd tokens in a completion of at most four. Writes `tiny-policy.jsonl`, a line per step, and
-prints for both the 95 % interval, over seeds, of the last quarter's mean reward minus the first quarter's.
+Five seeds each with true and with shuffled rewards (each group's outcomes on the wrong samples). The reward is
+scripted: 0.5 plus the share of odd tokens in a completion of at most four. Writes `tiny-policy.jsonl`, a line per step,
+and prints for both the 95 % interval, over seeds, of the last quarter's mean reward minus the first quarter's.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def interval(gains: Sequence[float]) -> tuple[float, float]:
     return middle - T_975 * spread, middle + T_975 * spread
 
 
-def gains_of(folder: Path, model: Path, *, shuffled: bool) -> list[list[float]]:
+def rewards_of(folder: Path, model: Path, *, shuffled: bool) -> list[list[float]]:
     """Rewards by step of each seed."""
     return [run(folder, model, seed, shuffled=shuffled) for seed in range(SEEDS)]
 
@@ -72,7 +72,7 @@ def main() -> int:
     lines: list[dict[str, Any]] = []
     for shuffled in (False, True):
         with tempfile.TemporaryDirectory(prefix="tiny-") as folder:
-            found = gains_of(Path(folder), toy.make_model(Path(folder) / "model"), shuffled=shuffled)
+            found = rewards_of(Path(folder), toy.make_model(Path(folder) / "model"), shuffled=shuffled)
         low, high = interval([gain(rewards) for rewards in found])
         print(f"{'shuffled' if shuffled else 'true'} rewards: {low:+.3f} to {high:+.3f}", flush=True)
         lines += [
