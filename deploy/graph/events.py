@@ -190,6 +190,8 @@ class HeldOutMeasured(_Event):
     distinct_accepted: int
     """Different sources among the accepted."""
     copies: int
+    edit_distance: float | None = None
+    """Mean relative distance of the accepted to the nearest exemplar that their prompt showed; None without any."""
 
 
 class ControlMeasured(_Event):

@@ -48,6 +48,7 @@ def measured(
     scored = [event for event in events if event.outcome in ("accepted", "rejected")]
     kept = [event for event in scored if event.outcome == "accepted" and not is_copy(event)]
     speedups = [(event.ci_low if lower_end else event.speedup) or 0.0 for event in kept]
+    distances = [event.edit_distance for event in kept if event.edit_distance is not None]
     count = max(1, len(scored))
     first = prompts[0]
     return HeldOutMeasured(
@@ -58,6 +59,7 @@ def measured(
         above_share=sum(speedup > ABOVE for speedup in speedups) / count,
         distinct_accepted=len({event.candidate_hash for event in kept}),
         copies=sum(is_copy(event) for event in scored),
+        edit_distance=sum(distances) / len(distances) if distances else None,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def left(index: int, outcome: Any, speedup: float | None = None, *, name: str = 
 SAMPLES = [
     left(0, "accepted", 2.0, name="a"),
     left(1, "accepted", 2.0, name="a"),
-    left(2, "accepted", 0.5, name="b"),
+    left(2, "accepted", 0.5, name="b", edit_distance=0.1),
     left(3, "accepted", 1.1, name="c", edit_distance=0.3),
     left(4, "accepted", 9.0, name="d", edit_distance=0.0, label="copy"),
     left(5, "rejected"),
@@ -48,12 +48,14 @@ def test_figures_by_hand(lower_end: bool, logs: float, above: int) -> None:
     assert event.accepted_share == pytest.approx(4 / 6)
     assert event.above_share == pytest.approx(above / 6)
     assert event.distinct_accepted == 3
+    assert event.edit_distance == pytest.approx(0.2)
     assert event_from_dict(event_to_dict(event)) == event
 
 
 def test_a_set_without_a_scored_sample_has_zeros() -> None:
     event = measured(PROMPTS, SAMPLES[6:], epoch=0, step=0, lower_end=True)
     assert (event.samples, event.unscored, event.mean_log_speedup, event.accepted_share) == (0, 2, 0.0, 0.0)
+    assert event.edit_distance is None
 
 
 def test_a_task_is_trained_on_or_held_out() -> None:

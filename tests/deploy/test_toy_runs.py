@@ -214,7 +214,7 @@ def test_the_bandit_has_the_staleness_that_it_was_asked_for(tmp_path: Path, stal
 
 
 def test_a_tiny_policy_learns_from_its_rewards_and_not_from_shuffled_ones(tmp_path: Path, model: Path) -> None:
-    """Five seeds. The reward is scripted: the share of odd tokens. With each group's outcomes given to the wrong samples
+    """Five seeds; scripted reward, the share of odd tokens. With each group's outcomes given to the wrong samples
     the same run must not earn more in the end than in the beginning."""
     tiny = _script("tiny_policy")
     found = {}
