@@ -30,13 +30,17 @@ class RunConfig(Section):
     folder: Path = Path("runs")
     """Folder that holds the runs' folders."""
     stages: tuple[str, ...] = ("rl",)
-    """Stages in their order, each from the weights of the one before; `sft` and `rl`."""
+    """Stages in their order, each from the weights of the one before: `sft`, `self_supervised`, `contrastive`, or `rl`
+    for what `learner.stage` says."""
     tasks: tuple[str, ...] = ()
     """Selectors of the tasks: `procedural:row_norm/0-15`, `kernelbench:1`, a file or a folder of one's own."""
     size: Literal["cpu", "gpu"] = "gpu"
     """Size of procedural tasks."""
     max_groups: int = Field(default=0, ge=0)
     """Groups formed at most, dropped ones included; 0 forms as many as the learner's steps need."""
+    give_up_after: int = Field(default=256, ge=0)
+    """Groups dropped one after another, without a step between, that end the run: its tasks are solved or out of the
+    policy's reach; 0 goes on for ever."""
     partial_steps: bool = False
     """Take a step with the usable groups of a round instead of waiting for others in place of the dropped ones."""
     seed_kernels: Literal["all", "one_per_speed", "none"] = "all"
@@ -201,6 +205,27 @@ class AugmentConfig(Section):
         return self
 
 
+class HeldOutConfig(Section):
+    """Tasks that the policy is measured on and never trained on."""
+
+    eval_every: int = Field(default=0, ge=0)
+    """Steps between two evaluations, the first before any step, one more after the last; 0 never."""
+    sets: dict[str, str] = {}
+    """Tasks of each set, by its name: selectors as in `run.tasks`, separated by commas."""
+    samples: int = Field(default=4, ge=1)
+    """Samples of each prompt."""
+    prompts: Literal["with_exemplars", "without_exemplars", "both"] = "with_exemplars"
+    """Whether prompts show exemplars: seed kernels of the task, the same at every step whatever `store.strategy` is."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.eval_every and not any(self.sets.values()):
+            raise ValueError(
+                f"held_out.eval_every = {self.eval_every} has nothing to evaluate: name tasks in held_out.sets"
+            )
+        return self
+
+
 class ObserveConfig(Section):
     """Progress and metrics."""
 
@@ -232,6 +257,7 @@ class Config(Section):
     cluster: ClusterConfig = ClusterConfig()
     review: ReviewConfig = ReviewConfig()
     augment: AugmentConfig = AugmentConfig()
+    held_out: HeldOutConfig = HeldOutConfig()
     observe: ObserveConfig = ObserveConfig()
 
     @model_validator(mode="after")
@@ -242,10 +268,11 @@ class Config(Section):
                 f"rollout.sampling.temperature = {sampling.temperature:g} and learner.temperature = "
                 f"{learner.temperature:g} must be equal: the learner computes log-probabilities at the sampler's"
             )
-        if self.rollout.staleness.max_staleness > learner.grpo.max_staleness:
+        groups, section = learner.groups, learner.groups_section
+        if self.rollout.staleness.max_staleness > groups.max_staleness:
             raise ValueError(
                 f"rollout.staleness.max_staleness = {self.rollout.staleness.max_staleness} lets groups be formed that "
-                f"learner.grpo.max_staleness = {learner.grpo.max_staleness} drops: lower the first or raise the second"
+                f"{section}.max_staleness = {groups.max_staleness} drops: lower the first or raise the second"
             )
         if sampling.group_size < 2:
             raise ValueError("rollout.sampling.group_size = 1 leaves nothing to compare within a group: set 2 or more")
@@ -259,10 +286,15 @@ class Config(Section):
                 f"cluster.evaluator_gpus = {self.cluster.evaluator_gpus:g} shares a GPU that is timed on: "
                 f"set cluster.take_turns = true, or cluster.evaluator_gpus = 1"
             )
-        if 0 < self.run.max_groups < learner.grpo.groups_per_step and not self.run.partial_steps:
+        if 0 < self.run.max_groups < groups.groups_per_step and not self.run.partial_steps:
             raise ValueError(
-                f"run.max_groups = {self.run.max_groups} is below learner.grpo.groups_per_step = "
-                f"{learner.grpo.groups_per_step}: no step could be taken"
+                f"run.max_groups = {self.run.max_groups} is below {section}.groups_per_step = "
+                f"{groups.groups_per_step}: no step could be taken"
+            )
+        if learner.stage == "frozen" and self.cluster.learner_ranks > 1:
+            raise ValueError(
+                f'learner.stage = "frozen" learns nothing, and cluster.learner_ranks = {self.cluster.learner_ranks} '
+                f"would share that among processes: set cluster.learner_ranks = 1"
             )
         self._check_review()
         if "sft" in self.run.stages and learner.sft.data.pairs and learner.sft.data.size != self.run.size:

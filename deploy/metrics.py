@@ -23,6 +23,9 @@ BEST_SPEEDUP = Gauge("kontrast_run_best_speedup", "Best new accepted kernel of a
 NEW_TOKENS = Counter("kontrast_run_tokens_total", "Tokens of samples that left.")
 COPIES = Counter("kontrast_run_copies_total", "Accepted samples that equal a seed or shown exemplar.")
 STEP_FIGURES = Gauge("kontrast_run_learner_figure", "The learner's own figures of its latest step.", ["figure"])
+HELD_OUT = Gauge(
+    "kontrast_run_held_out", "Latest figures of each held-out set.", ["set", "device_type", "exemplars", "figure"]
+)
 PUBLISH_SECONDS = Gauge("kontrast_run_publish_seconds", "Seconds of the latest publication by phase.", ["phase"])
 _TIMING = ["device_type", "protocol"]
 QUARANTINED = Gauge(

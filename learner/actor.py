@@ -92,13 +92,18 @@ class LearnerProcess:
             metrics.PUBLISH_SECONDS.labels(phase).observe(seconds)
         return publication
 
+    async def close(self) -> None:
+        """Frees the trainer, and ends the other ranks."""
+        async with self._lock:
+            if self._learner is not None:
+                await self._in_thread(self._trainer.close)
+                self._learner = None
+
     def _started(self) -> Learner:
         if self._learner is None:
             from learner.device import resolve_device, resolve_dtype
-            from learner.ranks import LeadingTrainer, RankTrainer
 
-            own = RankTrainer(self._config, world=self._world, address=self._address, seed=self._seed)
-            self._trainer = LeadingTrainer(own)
+            self._trainer = self._make_trainer()
             bf16 = self._engine_bf16
             if bf16 is None:
                 bf16 = resolve_dtype(self._config.policy.dtype, resolve_device(self._config.device)) == "bf16"
@@ -107,6 +112,15 @@ class LearnerProcess:
             learner.start()
             self._learner = learner
         return self._learner
+
+    def _make_trainer(self) -> Any:
+        if self._config.stage == "frozen":
+            from learner.frozen import FrozenTrainer
+
+            return FrozenTrainer(self._config, seed=self._seed)
+        from learner.ranks import LeadingTrainer, RankTrainer
+
+        return LeadingTrainer(RankTrainer(self._config, world=self._world, address=self._address, seed=self._seed))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -126,11 +126,42 @@ class RewardConfig(Section):
     """Reward of a completion without readable code; unset: as `rejected`."""
     copy_: float | None = Field(default=None, alias="copy")
     """Reward of a copy of a shown exemplar; unset: as `rejected`."""
+    truncated: float | None = None
+    """Reward of a completion cut by the token limit; unset: what its code is worth, if it can be read."""
     same_formula_cap: float = Field(default=1.0, gt=0)
     """Highest speedup that pays for a candidate labelled `same_formula`."""
 
+    def pays_lower_end(self, protocol: str) -> bool:
+        """Whether a measurement by this protocol is paid by the lower end of its interval."""
+        return self.lower_end == "always" or (self.lower_end == "auto" and protocol == "reward")
 
-class GrpoConfig(Section):
+
+class GroupsConfig(Section):
+    """What every stage that samples asks of its groups."""
+
+    groups_per_step: int = Field(default=1, ge=1)
+    """Groups of one optimizer step."""
+    max_staleness: int = Field(default=4, ge=0)
+    """A group whose oldest token is more policy steps old than this leaves as stale."""
+    quorum: float = Field(default=0.5, gt=0, le=1)
+    """Share of a group's samples that must have a reward, two at least; a group with fewer leaves as below quorum."""
+    correction: Literal["truncated", "masked", "sequence_masked", "none"] = "truncated"
+    """Importance weights of the trainer against the sampler: each token's ratio, at most `correction_cap`; the ratio,
+    but 0 outside `correction_floor` to `correction_cap` (IcePop); the truncated ratio, but 0 for a whole sequence whose
+    geometric mean ratio lies outside; or none."""
+    correction_cap: float = Field(default=2.0, ge=1)
+    """Largest importance weight."""
+    correction_floor: float = Field(default=0.5, ge=0, le=1)
+    """Smallest ratio that a mask lets pass."""
+    truncated_completions: Literal["train", "mask"] = "train"
+    """Whether completions cut by the token limit give gradients; their reward counts in the group either way."""
+
+
+class SelfSupervisedConfig(GroupsConfig):
+    """Stage 2: REINFORCE with reward 1 for an accepted sample, 0 for any other, and no baseline."""
+
+
+class GrpoConfig(GroupsConfig):
     """Stage 3: contrastive RL by GRPO. Defaults follow CUDA-L1 where it reports a value."""
 
     smoothing: Literal["group", "running", "none"] = "group"
@@ -138,11 +169,15 @@ class GrpoConfig(Section):
     smoothing_clip: float = Field(default=1.5, gt=0)
     """Eq. 6's k: a normalised reward is clipped to +-k."""
     baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What is subtracted: the group's mean (Eq. 4), or the mean of the other samples."""
-    scale: Literal["std", "std_floor", "none"] = "std"
-    """What divides: the group's deviation (Eq. 4), at least `std_floor`, or nothing."""
+    """What is subtracted: the group's mean (Eq. 4), or the mean of the other samples. With several turns always the
+    latter, turn by turn: a mean with the sample itself in it biases them (Dr. Kernel)."""
+    turn_discount: float = Field(default=0.4, ge=0, le=1)
+    """What a turn earns of the next one's reward, where conversations have several."""
+    scale: Literal["std", "std_floor", "noise_floor", "none"] = "std"
+    """What divides: the group's deviation (Eq. 4); the same, but at least `std_floor`, or at least the noise of the
+    group's own timings by their intervals; or nothing."""
     std_floor: float = Field(default=0.05, gt=0)
-    """Smallest deviation, in units of the reward: set it from measured timing noise."""
+    """Smallest deviation under `std_floor`, in units of the reward."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     """PPO's lower clip of the probability ratio: 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
@@ -153,20 +188,16 @@ class GrpoConfig(Section):
     """Weight of the KL term to the reference model (k3); 0 needs no reference. CUDA-L1 reports no value."""
     kl_log_clamp: float = Field(default=20.0, gt=0)
     """Bound of the log-ratio inside the KL term."""
-    aggregation: Literal["token", "sequence"] = "token"
-    """Average over the optimizer step's tokens, or over its sequences' token means."""
-    correction: Literal["truncated", "none"] = "truncated"
-    """Weight each token by trainer over sampler probability, at most `correction_cap`."""
-    correction_cap: float = Field(default=2.0, ge=1)
-    """Cap of that weight."""
-    truncated_completions: Literal["train", "mask"] = "train"
-    """Whether completions cut by the token limit give gradients; their reward counts in the group either way."""
-    groups_per_step: int = Field(default=1, ge=1)
-    """Groups of one optimizer step."""
-    max_staleness: int = Field(default=4, ge=0)
-    """A group whose oldest token is more policy steps old than this leaves as stale."""
+    aggregation: Literal["token", "sequence", "prompt", "constant"] = "token"
+    """Average over the optimizer step's tokens; over its sequences' token means; over its prompts' token means; or the
+    sum of tokens over sequences times `aggregation_tokens` (Dr. GRPO)."""
+    aggregation_tokens: int = Field(default=1024, ge=1)
+    """Constant length of a sequence under `constant`."""
+    zero_variance: Literal["drop", "keep"] = "drop"
+    """A group without variance leaves as zero variance and another takes its place, or it stays in its step, where its
+    advantages are 0 and its tokens count in averages and KL."""
     zero_variance_below: float = Field(default=1e-9, ge=0)
-    """A group whose largest and smallest rewards differ by no more than this leaves as zero variance."""
+    """Largest difference between the rewards of a group that counts as no variance."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -199,13 +230,17 @@ class PublishConfig(Section):
 
 
 class LearnerConfig(Section):
-    """The learner: SFT, GRPO, DeepSpeed, checkpoints, publication."""
+    """The learner: stages, DeepSpeed, checkpoints, publication."""
 
+    stage: Literal["self_supervised", "contrastive", "frozen"] = "contrastive"
+    """What a step does: stage 2 (REINFORCE on accepted samples), stage 3 (contrastive RL by GRPO), or nothing: the
+    policy stays frozen, and a step is a round of evolutionary search by prompts alone."""
     policy: PolicyConfig = PolicyConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     sft: SftConfig = SftConfig()
     reward: RewardConfig = RewardConfig()
+    self_supervised: SelfSupervisedConfig = SelfSupervisedConfig()
     grpo: GrpoConfig = GrpoConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     publish: PublishConfig = PublishConfig()
@@ -216,6 +251,16 @@ class LearnerConfig(Section):
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature that log-probabilities are computed at; must equal rollout's."""
     steps: int = Field(default=2, ge=1)
-    """Optimizer steps of the contrastive stage."""
+    """Optimizer steps of the stage."""
     idle_timeout_s: float = Field(default=3600.0, gt=0)
     """Longest wait for a scored group."""
+
+    @property
+    def groups(self) -> GroupsConfig:
+        """What the stage asks of its groups."""
+        return self.self_supervised if self.stage == "self_supervised" else self.grpo
+
+    @property
+    def groups_section(self) -> str:
+        """Name of the section that `groups` comes from, for messages."""
+        return "learner.self_supervised" if self.stage == "self_supervised" else "learner.grpo"

@@ -1,21 +1,19 @@
 """Stage 3: one optimizer step of contrastive RL (GRPO) over judged groups.
 
-Invariants: only fit groups come in; every token's log-probability of the sampler is the sampler's own; the advantages
-are those of whole groups, wherever their samples are computed.
+Invariants: only fit groups come in; the advantages are those of whole groups, wherever their samples are computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from learner.batch import TokenBatch, TokenSequence, pack, split_shared
+from learner.batch import TokenBatch
 from learner.config import GrpoConfig
-from learner.errors import UntrainableSample
 from learner.groups import JudgedGroup
 from learner.grpo import GrpoLoss, group_advantages, grpo_loss, token_weights
 from learner.moments import RewardMoments
+from learner.sampled import Row, TrainItem, own_rows, step_figures, train_item
 from tasks.errors import KontrastError
 
 if TYPE_CHECKING:
@@ -25,40 +23,26 @@ if TYPE_CHECKING:
     from learner.reference import FrozenWeights
 
 
-@dataclass(frozen=True)
-class TrainItem:
-    """One sample as the step needs it; plain values, so that it can travel between ranks."""
-
-    sequence: TokenSequence
-    sampler_logprobs: tuple[float, ...]
-    """Empty where the sampler gave none."""
-    advantage: float
-
-
 def train_items(groups: Sequence[JudgedGroup], config: GrpoConfig, moments: RewardMoments) -> list[TrainItem]:
-    """The samples of the groups with their advantages, group by group.
+    """The samples of the groups with their advantages, group by group and turn by turn.
 
+    Of several turns each has its own baseline, from the others of its turn, and earns what follows it as well.
     Completions that reached the token limit are left out of the gradient where the configuration says so; their rewards
     count in the group either way. Raises UntrainableSample.
     """
     import torch
 
     items = []
-    for group in groups:
-        scored = group.scored()
-        rewards = torch.tensor([reward for _, reward in scored], dtype=torch.float64)
-        prompt_ids = group.group.prompt.token_ids
-        for (sample, _), advantage in zip(scored, group_advantages(rewards, config, moments).tolist(), strict=True):
-            drawn = sample.sample
-            if not drawn.token_ids or not prompt_ids:
-                raise UntrainableSample(
-                    f"sample {drawn.id} has no token ids, which training needs: use the vllm or transformers engine"
-                )
-            if drawn.logprobs and len(drawn.logprobs) != len(drawn.token_ids):
-                raise KontrastError(f"sample {drawn.id} has {len(drawn.logprobs)} log-probabilities for its tokens")
-            if drawn.finish_reason == "length" and config.truncated_completions == "mask":
-                continue
-            items.append(TrainItem(TokenSequence(prompt_ids, drawn.token_ids), drawn.logprobs, advantage))
+    for number, group in enumerate(groups):
+        turns = group.by_turn(config.turn_discount)
+        own = config if len(turns) == 1 else config.model_copy(update={"baseline": "leave_one_out"})
+        for scored in turns:
+            earned = torch.tensor([value for _, value in scored], dtype=torch.float64)
+            advantages = group_advantages(earned, own, moments, noise=group.noise).tolist()
+            for (sample, _), advantage in zip(scored, advantages, strict=True):
+                item = train_item(sample.sample, group.group.prompt, advantage, number)
+                if sample.sample.finish_reason != "length" or config.truncated_completions == "train":
+                    items.append(item)
     return items
 
 
@@ -75,22 +59,21 @@ def grpo_step(
 
     Every rank calls it with the same items and computes its own share of them.
     """
-    own = items[len(items) * trainer.rank // trainer.world : len(items) * (trainer.rank + 1) // trainer.world]
-    rows = [[own[i] for i in row] for row in split_shared([item.sequence for item in own], row_tokens)]
-    batches = [pack([item.sequence for item in row]) for row in rows]
+    weights = token_weights([len(i.sequence.completion_ids) for i in items], [i.group for i in items], config)
+    rows = own_rows(trainer, items, weights, row_tokens)
+    batches = [row.batch() for row in rows]
     old = trainer.logprobs(batches, temperature) if config.updates_per_batch > 1 else None
     frozen = None
     if config.kl_weight > 0 and reference is not None:
         with reference.swapped_in(trainer.policy):
             frozen = trainer.logprobs(batches, temperature)
-    tokens = float(sum(len(item.sequence.completion_ids) for item in items))
     parts: list[GrpoLoss] = []
     entropies: list[float] = []
 
     def loss_of(logprobs: Tensor, entropy: Tensor, number: int) -> Tensor:
         part = _part(
-            logprobs, rows[number], config, tokens, float(len(items)),
-            None if old is None else old[number], None if frozen is None else frozen[number],
+            logprobs, rows[number], config, None if old is None else old[number],
+            None if frozen is None else frozen[number],
         )  # fmt: skip
         parts.append(part)
         entropies.append(float(entropy.sum()))
@@ -106,25 +89,12 @@ def grpo_step(
     return _figures(trainer, report, parts, sum(entropies), batches)
 
 
-def _part(
-    logprobs: Tensor, row: Sequence[TrainItem], config: GrpoConfig, step_tokens: float, step_sequences: float,
-    old: Tensor | None, frozen: Tensor | None,
-) -> GrpoLoss:  # fmt: skip
-    import torch
-
-    lengths = [len(item.sequence.completion_ids) for item in row]
-    device = logprobs.device
-    weights = token_weights(lengths, config.aggregation, step_tokens=step_tokens, step_sequences=step_sequences)
-    advantages = torch.tensor([i.advantage for i in row]).repeat_interleave(torch.tensor(lengths))
-    sampler = None
-    if any(item.sampler_logprobs for item in row):
-        given = [torch.tensor(item.sampler_logprobs) for item in row if item.sampler_logprobs]
-        if len(given) != len(row):
-            raise KontrastError("some samples of this step have the sampler's log-probabilities and others do not")
-        sampler = torch.cat(given).to(device)
+def _part(logprobs: Tensor, row: Row, config: GrpoConfig, old: Tensor | None, frozen: Tensor | None) -> GrpoLoss:
+    device = str(logprobs.device)
     return grpo_loss(
-        logprobs, advantages.to(device), weights.to(device), config,
-        old_logprobs_n=old, sampler_logprobs_n=sampler, reference_logprobs_n=frozen,
+        logprobs, row.per_token([item.advantage for item in row.items], device), row.per_token(row.weights, device),
+        config, lengths=row.lengths, old_logprobs_n=old, sampler_logprobs_n=row.sampler_logprobs(device),
+        reference_logprobs_n=frozen,
     )  # fmt: skip
 
 
@@ -135,17 +105,14 @@ def _figures(
     sums = trainer.total_over_ranks(
         report.loss, float(sum(p.tokens for p in parts)), sum(p.kl_sum for p in parts),
         sum(p.clipped_low for p in parts), sum(p.clipped_high for p in parts), sum(p.ratio_sum for p in parts),
-        sum(p.correction_capped for p in parts), sum(p.mismatch_sum for p in parts),
+        sum(p.correction_cut for p in parts), sum(p.mismatch_sum for p in parts),
         sum(p.mismatch_kl_sum for p in parts), entropy, float(sum(b.tokens for b in batches)),
     )  # fmt: skip
-    loss, tokens, kl, low, high, ratio, capped, mismatch, mismatch_kl, entropy_sum, computed = sums
+    loss, tokens, kl, low, high, ratio, cut, mismatch, mismatch_kl, entropy_sum, computed = sums
     per = 1.0 / max(tokens, 1.0)
     return {
-        "loss": loss, "completion_tokens": tokens, "computed_tokens": computed, "kl": kl * per,
+        **step_figures(report, loss, tokens, computed), "kl": kl * per,
         "clipped_low_share": low * per, "clipped_high_share": high * per, "ratio_mean": ratio * per,
-        "ratio_max": max((p.ratio_max for p in parts), default=0.0), "correction_capped_share": capped * per,
+        "ratio_max": max((p.ratio_max for p in parts), default=0.0), "correction_cut_share": cut * per,
         "mismatch_mean": mismatch * per, "mismatch_kl": mismatch_kl * per, "entropy": entropy_sum * per,
-        "gradient_norm": report.gradient_norm,
-        "learning_rate": report.learning_rate, "seconds": report.seconds,
-        "tokens_per_s": computed / max(report.seconds, 1e-9),
     }  # fmt: skip

@@ -6,16 +6,18 @@ only scored samples have a reward, and only they count for the quorum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
-from learner.config import GrpoConfig, RewardConfig
+from learner.config import LearnerConfig
 from learner.errors import GroupLeftTwice
-from learner.reward import reward_of
+from learner.reward import reward_of, success_of, timing_noise
 from tasks.records import PolicyVersion, ScoredGroup, ScoredSample
 
-Fate = Literal["trained", "stale", "below_quorum", "zero_variance"]
+Fate = Literal["trained", "stale", "below_quorum", "zero_variance", "measured"]
+"""`measured` is of a group that was never meant to be trained on."""
 
 MIN_QUORUM = 2
 """One sample alone has no baseline."""
@@ -47,17 +49,41 @@ class JudgedGroup:
     rewards: tuple[float | None, ...]
     fate: Fate
     staleness: int
+    noise: float = 0.0
+    """Deviation of the timing noise in its rewards."""
 
     def scored(self) -> list[tuple[ScoredSample, float]]:
         """The samples that have a reward, with it."""
         pairs = zip(self.group.samples, self.rewards, strict=True)
         return [(sample, reward) for sample, reward in pairs if reward is not None]
 
+    def by_turn(self, discount: float) -> list[list[tuple[ScoredSample, float]]]:
+        """For each turn, the samples and what they earn from there on: own reward plus discounted later ones.
 
-def judge_group(group: ScoredGroup, lineage: Lineage, reward: RewardConfig, config: GrpoConfig) -> JudgedGroup:
-    """The group's rewards and its word, at the learner's present version."""
-    rewards = tuple(reward_of(sample, reward) for sample in group.samples)
-    known = [value for value in rewards if value is not None]
+        Conversations that the infrastructure cut short are left out whole: their returns are not known.
+        """
+        turns = self.group.prompt.turns
+        if turns == 1:
+            return [self.scored()]
+        width = len(self.group.samples) // turns
+        known = {sample.sample.index: (sample, reward) for sample, reward in self.scored()}
+        found: list[list[tuple[ScoredSample, float]]] = [[] for _ in range(turns)]
+        for first in range(width):
+            indices = range(first, width * turns, width)
+            if any(index not in known for index in indices):
+                continue
+            earned = 0.0
+            for turn in reversed(range(turns)):
+                sample, reward = known[indices[turn]]
+                earned = reward + discount * earned
+                found[turn].append((sample, earned))
+        return found
+
+
+def judge_group(group: ScoredGroup, lineage: Lineage, config: LearnerConfig) -> JudgedGroup:
+    """The group's rewards in this stage and its word, at the learner's present version."""
+    binary = config.stage == "self_supervised"
+    rewards = tuple(success_of(s) if binary else reward_of(s, config.reward) for s in group.samples)
     staleness = max(
         (
             lineage.distance(version)
@@ -66,19 +92,34 @@ def judge_group(group: ScoredGroup, lineage: Lineage, reward: RewardConfig, conf
         ),
         default=0,
     )  # fmt: skip
-    fate: Fate = "trained"
-    if staleness > config.max_staleness:
-        fate = "stale"
-    elif len(known) < quorum(len(group.samples)):
-        fate = "below_quorum"
-    elif max(known) - min(known) <= config.zero_variance_below:
-        fate = "zero_variance"
-    return JudgedGroup(group, rewards, fate, staleness)
+    judged = JudgedGroup(group, rewards, "trained", staleness, timing_noise(group.samples, config.reward))
+    if group.prompt.held_out:
+        return replace(judged, fate="measured")
+    if config.stage == "frozen":
+        return judged
+    if staleness > config.groups.max_staleness:
+        return replace(judged, fate="stale")
+    known = judged.by_turn(0.0)[0]
+    if len(known) < quorum(len(group.samples) // group.prompt.turns, config.groups.quorum):
+        return replace(judged, fate="below_quorum")
+    if _without_gradient(judged, config):
+        return replace(judged, fate="zero_variance")
+    return judged
 
 
-def quorum(size: int) -> int:
-    """Scored samples that a group of `size` needs: at least half, and two."""
-    return max(MIN_QUORUM, -(-size // 2))
+def _without_gradient(judged: JudgedGroup, config: LearnerConfig) -> bool:
+    """True when the group can teach nothing: no success in stage 2, no difference in any turn in stage 3."""
+    if config.stage == "self_supervised":
+        return all(reward == 0.0 for _, reward in judged.scored())
+    if config.grpo.zero_variance == "keep":
+        return False
+    earned = [[value for _, value in turn] for turn in judged.by_turn(config.grpo.turn_discount)]
+    return all(max(turn) - min(turn) <= config.grpo.zero_variance_below for turn in earned)
+
+
+def quorum(size: int, share: float) -> int:
+    """Scored samples, or whole conversations, that a group of `size` needs: this share, and two."""
+    return max(MIN_QUORUM, math.ceil(size * share))
 
 
 class Fates:
@@ -102,5 +143,4 @@ class Fates:
 
     def counts(self) -> dict[str, int]:
         """Groups by word."""
-        words: Sequence[Fate] = ("trained", "stale", "below_quorum", "zero_variance")
-        return {word: sum(fate == word for fate in self._fates.values()) for word in words}
+        return {word: sum(fate == word for fate in self._fates.values()) for word in get_args(Fate)}

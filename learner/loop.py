@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from learner.moments import RewardMoments
 from tasks.records import PolicyVersion, ScoredGroup, ScoredSample
 
 if TYPE_CHECKING:
-    from learner.contrastive import TrainItem
+    from learner.sampled import TrainItem
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class Learner:
         while entries := self._stream.read_scored(CONSUMER, READ_AT_ONCE, 0):
             self._take(entries)
         fit = self._judge_waiting()
-        wanted = self._config.grpo.groups_per_step
+        wanted = self._config.groups.groups_per_step
         if len(fit) < wanted and not (partial and fit):
             return Learned(self.standing(), stepped=False)
         figures = self._step(fit[:wanted])
@@ -169,31 +170,30 @@ class Learner:
         """The fit groups in the order they came; the others leave with their word."""
         fit = []
         for _, group in list(self._waiting.values()):
-            judged = judge_group(group, self._lineage, self._config.reward, self._config.grpo)
+            judged = judge_group(group, self._lineage, self._config)
             if judged.fate == "trained":
                 fit.append(judged)
             else:
-                self._leave(judged)
+                self._leave(judged, judged.fate)
         return fit
 
     def _step(self, groups: Sequence[JudgedGroup]) -> dict[str, float]:
-        from learner.contrastive import train_items
-
-        rewards = [reward for group in groups for _, reward in group.scored()]
+        discount = self._config.grpo.turn_discount
+        rewards = [value for group in groups for turn in group.by_turn(discount) for _, value in turn]
         moments = self._moments.with_rewards(rewards)
-        figures = self._trainer.step(train_items(groups, self._config.grpo, moments))
+        figures = self._trainer.step(_items(groups, self._config, moments))
         self._moments = moments
         version = self._lineage.version
         self._lineage = Lineage(PolicyVersion(epoch=version.epoch, step=version.step + 1), self._lineage.starts)
         for group in groups:
-            self._leave(group)
+            self._leave(group, "measured" if self._config.stage == "frozen" else "trained")
         figures = {**figures, **group_figures(groups), "groups_waiting": float(len(self._waiting))}
         metrics.observe_step(self._lineage.version.step, figures)
         return figures
 
-    def _leave(self, judged: JudgedGroup) -> None:
-        self._fates.leave(judged.group.id, judged.fate)
-        metrics.GROUPS.labels(judged.fate).inc()
+    def _leave(self, judged: JudgedGroup, fate: Fate) -> None:
+        self._fates.leave(judged.group.id, fate)
+        metrics.GROUPS.labels(fate).inc()
         entry_id, _ = self._waiting.pop(judged.group.id)
         self._to_ack.append(entry_id)
 
@@ -201,6 +201,19 @@ class Learner:
         if self._to_ack:
             self._stream.ack(self._to_ack)
             self._to_ack = []
+
+
+def _items(groups: Sequence[JudgedGroup], config: LearnerConfig, moments: RewardMoments) -> list[TrainItem]:
+    """What the stage makes of the groups."""
+    if config.stage == "frozen":
+        return []
+    if config.stage == "self_supervised":
+        from learner.self_supervised import reinforce_items
+
+        return reinforce_items(groups, config.self_supervised)
+    from learner.contrastive import train_items
+
+    return train_items(groups, config.grpo, moments)
 
 
 def group_figures(groups: Sequence[JudgedGroup]) -> dict[str, float]:
@@ -223,4 +236,16 @@ def group_figures(groups: Sequence[JudgedGroup]) -> dict[str, float]:
         "truncated_share": share(lambda s: s.sample.finish_reason == "length"),
         "edit_distance": sum(distances) / len(distances) if distances else 0.0,
         "staleness_max": float(max((group.staleness for group in groups), default=0)),
+        **_by_turn(groups),
     }
+
+
+def _by_turn(groups: Sequence[JudgedGroup]) -> dict[str, float]:
+    """Mean reward of each turn, where there are several."""
+    if all(group.group.prompt.turns == 1 for group in groups):
+        return {}
+    rewards: defaultdict[int, list[float]] = defaultdict(list)
+    for group in groups:
+        for sample, reward in group.scored():
+            rewards[sample.sample.turn].append(reward)
+    return {f"reward_mean_turn_{turn}": sum(values) / len(values) for turn, values in sorted(rewards.items())}

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learner.config import LearnerConfig
-from learner.contrastive import TrainItem, grpo_step
+from learner.contrastive import grpo_step
 from learner.device import resolve_device
 from learner.engine import PolicyTrainer, join_process_group
 from learner.policy import load_policy, merged_weights, save_policy
 from learner.reference import FrozenWeights
+from learner.sampled import TrainItem
+from learner.self_supervised import reinforce_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,14 +44,20 @@ class RankTrainer:
         )  # fmt: skip
         policy = load_policy(config.policy, device, seed=seed)
         self._trainer = PolicyTrainer(policy, config.optimizer, config.deepspeed, device=device)
-        self._reference = FrozenWeights(self._trainer.policy) if config.grpo.kl_weight > 0 else None
+        regularized = config.stage == "contrastive" and config.grpo.kl_weight > 0
+        self._reference = FrozenWeights(self._trainer.policy) if regularized else None
         self._calls = _open_calls(world)
 
     def step(self, items: Sequence[TrainItem]) -> dict[str, float]:
-        """One batch of GRPO; see `grpo_step`."""
+        """One batch of the stage; see `reinforce_step` and `grpo_step`."""
+        row_tokens, temperature = self._config.deepspeed.row_tokens, self._config.temperature
+        if self._config.stage == "self_supervised":
+            return reinforce_step(
+                self._trainer, items, self._config.self_supervised, row_tokens=row_tokens, temperature=temperature
+            )
         return grpo_step(
-            self._trainer, items, self._config.grpo, row_tokens=self._config.deepspeed.row_tokens,
-            temperature=self._config.temperature, reference=self._reference,
+            self._trainer, items, self._config.grpo, row_tokens=row_tokens, temperature=temperature,
+            reference=self._reference,
         )  # fmt: skip
 
     def save(self, folder: Path) -> None:

@@ -45,9 +45,10 @@ class Generator:
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[Sample]:
         """Yields each sample as it finishes; the iterator's end means that all have left."""
+        prompts = {(request.prompt.id, index): request.prompt for request in requests for index in request.indices}
         try:
             async for completion in self._running.generate(requests):
-                yield to_sample(completion)
+                yield to_sample(completion, prompts[completion.prompt_id, completion.index])
         except EngineDied as error:
             _leave(error)
 

@@ -20,6 +20,8 @@ class PromptConfig(Section):
     """The way of writing kernels that the prompt recommends; other ways are judged all the same."""
     max_tokens: int = Field(default=512, ge=64)
     """Longest prompt in tokens, chat template included: exemplars are swapped or dropped, code is never cut."""
+    feedback_tokens: int = Field(default=128, ge=32)
+    """What each further turn may add to the conversation beside the answer itself, in tokens."""
 
 
 class SamplingConfig(Section):
@@ -107,8 +109,17 @@ class RolloutConfig(Section):
     """All draws follow from it, the prompt's id and the sample's index."""
     stall_timeout_s: float = Field(default=600.0, gt=0)
     """An engine that finishes no step for this long is taken for dead."""
+    turns: int = Field(default=1, ge=1, le=16)
+    """Answers of one sample: with more than one, what became of an answer goes back to the policy, which answers again.
+    Every turn is evaluated and trained on."""
     prompt: PromptConfig = PromptConfig()
     sampling: SamplingConfig = SamplingConfig()
     staleness: StalenessConfig = StalenessConfig()
     vllm: VllmConfig = VllmConfig()
     openai: OpenAIConfig = OpenAIConfig()
+
+    @property
+    def context_tokens(self) -> int:
+        """Longest conversation with its last answer, in tokens."""
+        turns = self.turns * self.sampling.max_tokens + (self.turns - 1) * self.prompt.feedback_tokens
+        return self.prompt.max_tokens + turns

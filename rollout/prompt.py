@@ -49,7 +49,8 @@ def build_prompt(
     `alternatives[i]` are other exemplars of the bucket that `exemplars[i]` was drawn from. Raises PromptTooLong when
     the reference without any exemplar has more than `config.prompt.max_tokens` tokens.
     """
-    shown, text, tokens = _fit(task, exemplars, alternatives, tokenizer, config.prompt, device_type)
+    shown, messages, tokens = _fit(task, exemplars, alternatives, tokenizer, config.prompt, device_type)
+    text = tokenizer.render(messages)
     metrics.PROMPT_TOKENS.observe(tokens)
     metrics.PROMPT_EXEMPLARS.labels(str(len(shown)), str(len(exemplars))).inc()
     return Prompt(
@@ -63,6 +64,8 @@ def build_prompt(
         exemplar_hashes=tuple(exemplar.candidate_hash for exemplar in shown),
         exemplar_speedups=tuple(exemplar.speedup for exemplar in shown),
         strategy=strategy,
+        turns=config.turns,
+        messages=tuple((m["role"], m["content"]) for m in messages) if config.turns > 1 else (),
     )
 
 
@@ -70,19 +73,19 @@ def prompt_messages(
     task: Task, shown: Sequence[Exemplar], config: PromptConfig, device_type: str
 ) -> list[dict[str, str]]:
     """System and user message for exactly these exemplars, in this order."""
-    parts = _template(config.template)
+    parts = template(config.template)
     exemplars = "".join(
-        _fill(parts["exemplar"], number=str(number), speedup=format_speedup(one.speedup), source=one.source.strip("\n"))
+        fill(parts["exemplar"], number=str(number), speedup=format_speedup(one.speedup), source=one.source.strip("\n"))
         for number, one in enumerate(shown, start=1)
     )
     techniques = _TECHNIQUES[config.kernel_style]
     hint = parts[f"hint {config.kernel_style}"].strip()
-    user = _fill(
+    user = fill(
         parts["user"],
         reference=task.source.strip("\n"),
         exemplars=exemplars,
         hint=f"{hint} " if hint and config.template == "compact" else hint,
-        questions=_fill(parts["questions" if shown else "questions without exemplars"], techniques=techniques),
+        questions=fill(parts["questions" if shown else "questions without exemplars"], techniques=techniques),
         device="CPU" if device_type == "cpu" else f"{device_type} GPU",
         below=(
             "are the reference module `Model` and earlier implementations of it, worst first"
@@ -110,13 +113,13 @@ def _fit(
     tokenizer: Tokenizer,
     config: PromptConfig,
     device_type: str,
-) -> tuple[tuple[Exemplar, ...], str, int]:
+) -> tuple[tuple[Exemplar, ...], list[dict[str, str]], int]:
     tokens = 0
     for shown in _selections(exemplars, alternatives):
-        text = tokenizer.render(prompt_messages(task, shown, config, device_type))
-        tokens = tokenizer.count(text)
+        messages = prompt_messages(task, shown, config, device_type)
+        tokens = tokenizer.count(tokenizer.render(messages))
         if tokens <= config.max_tokens:
-            return shown, text, tokens
+            return shown, messages, tokens
     metrics.SKIPPED.labels("too_long").inc()
     raise PromptTooLong(
         f"the prompt of {task.id} has {tokens} tokens without any exemplar, more than rollout.prompt.max_tokens = "
@@ -159,12 +162,13 @@ def _spread(shorter: Sequence[Exemplar]) -> Sequence[Exemplar]:
 
 
 @cache
-def _template(name: str) -> dict[str, str]:
-    """Parts of a template file by name."""
+def template(name: str) -> dict[str, str]:
+    """Parts of a template file, by name."""
     text = resources.files("rollout").joinpath("prompts", f"{name}.md").read_text(encoding="utf-8")
     pieces = _PART.split(text)
     return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
-def _fill(part: str, **slots: str) -> str:
+def fill(part: str, **slots: str) -> str:
+    """A part of a template with its slots filled."""
     return string.Template(part).substitute(slots)

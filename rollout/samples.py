@@ -6,11 +6,11 @@ from rollout import metrics
 from rollout.engines.base import Completion
 from rollout.parse import parse_completion
 from tasks.records.candidate import Candidate
-from tasks.records.group import Sample
+from tasks.records.group import Prompt, Sample
 
 
-def to_sample(completion: Completion) -> Sample:
-    """The record of one draw, with its candidate where code could be read."""
+def to_sample(completion: Completion, prompt: Prompt | None = None) -> Sample:
+    """The record of one draw, with its candidate where code could be read; of a later turn with its `prompt`."""
     parsed = parse_completion(completion.text, cut=completion.finish_reason == "length")
     metrics.PARSED.labels(parsed.error or "none").inc()
     id_ = f"{completion.prompt_id}/{completion.index}"
@@ -27,4 +27,6 @@ def to_sample(completion: Completion) -> Sample:
         policy_versions=completion.policy_versions,
         finish_reason=completion.finish_reason,
         candidate=candidate,
+        turn=0 if prompt is None else prompt.turn,
+        prompt_token_ids=prompt.token_ids if prompt is not None and prompt.turn else (),
     )

@@ -54,6 +54,8 @@ def run_training(
     if dry_run:
         return print_plan(config)
     tasks = read_tasks(config) if samples else []
+    if samples:
+        read_held_out(config, tasks)
     run.create()
     run.write_text("config.toml", config.to_toml())
     run.write_json("environment.json", describe_environment())
@@ -100,6 +102,26 @@ def find_tasks(config: Config) -> tuple[list[Task], list[str]]:
     return tasks, [f"{', '.join(selectors)}: {text}" for text, selectors in missing.items()]
 
 
+def read_held_out(config: Config, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """The tasks of each held-out set; raises UsageError for one that is trained on as well."""
+    from tasks.suites import list_tasks
+
+    if not config.held_out.eval_every:
+        return {}
+    trained = {task.content_hash: task.id for task in tasks}
+    found = {}
+    for name, selectors in config.held_out.sets.items():
+        named = {task.id: task for task in list_tasks(selectors, size=config.run.size)}
+        both = next((task for task in named.values() if task.content_hash in trained), None)
+        if both is not None:
+            raise UsageError(
+                f"{both.id} of held_out.sets.{name} is trained on as {trained[both.content_hash]}: take it out of "
+                f"held_out.sets or of run.tasks."
+            )
+        found[name] = list(named.values())
+    return found
+
+
 def print_plan(config: Config) -> int:
     """Prints the resolved tree, the tasks, the placement and all that is missing; 2 when anything is."""
     tasks, missing = find_tasks(config)
@@ -133,7 +155,10 @@ def prepared(config: Config) -> Config:
         return prepare(config)
 
 
-def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers) -> int:
+def train(
+    config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers,
+    held_out: Mapping[str, Sequence[Task]] | None = None,
+) -> int:  # fmt: skip
     """Runs, shows progress, writes the summary, prints the table; the exit code."""
     followers: list[Follower] = []
     started_s = time.time()
@@ -157,7 +182,7 @@ def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: M
             return watch
 
         try:
-            execute(config, run, tasks, make_workers, follow, display.stage)
+            execute(config, run, tasks, make_workers, follow, display.stage, held_out)
         finally:
             if exporter is not None:
                 exporter.stop()

@@ -43,11 +43,12 @@ def loop(**learner: Any) -> Runner:
     """A stage that samples, evaluates and learns, with these settings of the learner."""
 
     def run(config: Config, folder: RunFolder, tasks: Sequence[Task]) -> int:
-        from deploy.cli.session import train
+        from deploy.cli.session import read_held_out, train
         from deploy.graph.workers import make_workers
 
         settings = config.learner.model_copy(update=learner)
-        return train(config.model_copy(update={"learner": settings}), folder, tasks, make_workers)
+        staged = config.model_copy(update={"learner": settings})
+        return train(staged, folder, tasks, make_workers, read_held_out(config, tasks))
 
     return run
 
@@ -96,9 +97,11 @@ def curve_line(line: dict[str, Any], steps: int) -> str:
 
 STAGES: dict[str, Stage] = {
     "sft": Stage(supervised, samples=False),
+    "self_supervised": Stage(loop(stage="self_supervised")),
+    "contrastive": Stage(loop(stage="contrastive")),
     "rl": Stage(loop()),
 }
-"""Every stage by the name that `run.stages` calls it."""
+"""Every stage by the name that `run.stages` calls it; `rl` is what `learner.stage` says."""
 
 
 def needs_tasks(config: Config) -> bool:

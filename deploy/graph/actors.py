@@ -64,6 +64,10 @@ class RecorderActor:
         """The prompt of an open group."""
         return await self._recorder.open_group(group)
 
+    async def turn_prompt(self, group: Group, index: int) -> Prompt:
+        """The prompt of a sample of a later turn."""
+        return await self._recorder.turn_prompt(group, index)
+
     async def recorded(self, group: Group) -> list[SampleLeft]:
         """Events of what is on record."""
         return await self._recorder.recorded(group)

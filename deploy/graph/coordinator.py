@@ -12,12 +12,14 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.graph.events import (
     CoordinatorStarted,
     Event,
     GroupFormed,
+    GroupLeft,
     Phase,
     PhaseEntered,
     RunClosed,
@@ -33,6 +35,7 @@ from deploy.graph.handles import (
     WaitedTooLong,
     WorkerLost,
 )
+from deploy.graph.held_out import HeldOutPrompt, group_name, measured
 from deploy.graph.learning import Learning
 from deploy.graph.ledger import sample_id
 from deploy.graph.plan import RunPlan
@@ -45,6 +48,15 @@ _log = logging.getLogger(__name__)
 PHASE_OF_ROLE: dict[Role, Phase] = {"generate": "generating", "evaluate": "evaluating", "learn": "learning"}
 
 
+@dataclass(frozen=True)
+class Order:
+    """Samples of one group that are to be drawn: all missing ones of the first turn, or one of a later turn."""
+
+    group: Group
+    indices: tuple[int, ...]
+    attempt: int = 1
+
+
 class Coordinator:
     """One run, from its first event or from wherever an earlier coordinator left it, to its last."""
 
@@ -54,7 +66,7 @@ class Coordinator:
         self._handles = handles
         self._clock = clock
         self._turns = Turns(shared=plan.take_turns, quota=plan.turn_quota)
-        self._to_draw: deque[tuple[Group, int]] = deque()
+        self._to_draw: deque[Order] = deque()
         self._to_score: deque[tuple[Drawn, int]] = deque()
         self._jobs: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -94,19 +106,46 @@ class Coordinator:
         if self.state.run_id and self.state.run_id != self.plan.run_id:
             raise ValueError(f"the stream is of run {self.state.run_id}, not of {self.plan.run_id}")
         if not self.state.run_id:
-            await self._emit(RunOpened(run_id=self.plan.run_id, config_digest=self.plan.config_digest))
+            await self._emit(
+                RunOpened(run_id=self.plan.run_id, config_digest=self.plan.config_digest, stage=self.plan.stage)
+            )
         await self._emit(CoordinatorStarted(incarnation=self.state.incarnation + 1))
         await self._learning.follow(await self._learning.standing())
         for group in self.state.unfinished_groups():
             for event in await self._handles.prompts.recorded(group):
                 await self._leave(event)
-            self._to_draw.append((group, 1))
+            await self._order_what_is_open(group)
         await self._learning.publish()
+
+    async def _order_what_is_open(self, group: Group) -> None:
+        """Has the missing samples of a group drawn, each turn that answers to a scored one as an order of its own."""
+        open_samples = self.state.ledger.open_samples(group.id)
+        first = [index for index in open_samples if group.before(index) is None]
+        if first:
+            self._to_draw.append(Order(group, tuple(first)))
+        for index in open_samples:
+            before = group.before(index)
+            event = None if before is None else self.state.left.get(sample_id(group.id, before))
+            if before is not None and event is not None:
+                await self._go_on(group, before, event.outcome)
+
+    async def _go_on(self, group: Group, index: int, outcome: str) -> None:
+        """After a sample left: its next turn is drawn, or leaves with it where there is no outcome to answer to."""
+        following = group.after(index)
+        if following is None or sample_id(group.id, following) in self.state.left:
+            return
+        if outcome in ("accepted", "rejected"):
+            self._to_draw.append(Order(group, (following,)))
+        else:
+            await self._cancel(group, [following], "turn_lost")
 
     async def _seed(self) -> None:
         """Evaluates the seed kernels of every target once, before the first prompt."""
         done = {(task_id, device_type) for task_id, device_type, _ in self.state.seeds}
-        missing = [target for target in self._open_targets() if target not in done] if self.plan.seeds else []
+        targets = self._open_targets()
+        if self.plan.held_out_seeds:
+            targets += dict.fromkeys((prompt.task_id, prompt.device_type) for prompt in self.plan.held_out)
+        missing = [target for target in targets if target not in done] if self.plan.seeds else []
         if not missing:
             return
         await self._enter("seeding")
@@ -148,7 +187,7 @@ class Coordinator:
     def _finished(self) -> bool:
         if self._stopping:
             return True
-        return self.state.step >= self.plan.steps and not self._jobs
+        return self.state.step >= self.plan.steps and not self._jobs and not self._evaluation_due()
 
     def _may_go_on(self) -> bool:
         return any(self._waiting().values())
@@ -165,10 +204,10 @@ class Coordinator:
         """Groups that may be formed now: the staleness capacity, within what the run still needs."""
         if self._stopping or self.state.step >= self.plan.steps or not self._open_targets():
             return 0
-        alive, in_progress = self.state.alive_groups(), len(self.state.unfinished_groups())
+        alive, in_progress = self.state.alive_groups(), self.state.groups_in_progress()
         wanted = self.plan.steps * self.plan.groups_per_step - alive
         if self.plan.max_groups:
-            wanted = min(wanted, self.plan.max_groups - len(self.state.groups))
+            wanted = min(wanted, self.plan.max_groups - len(self.state.training_groups()))
         return max(0, min(self.plan.capacity(self.state.step, alive, in_progress), wanted))
 
     def _open_targets(self) -> list[tuple[str, str]]:
@@ -176,16 +215,63 @@ class Coordinator:
 
     def _learnable(self) -> bool:
         ready = len(self.state.ready_groups())
-        if self.state.step >= self.plan.steps:
+        if self.state.step >= self.plan.steps or self._evaluation_due():
             return False
         return ready >= self.plan.groups_per_step or (ready > 0 and self._exhausted())
 
     def _exhausted(self) -> bool:
         """No further group can ever become ready: the limit is reached and every sample has left."""
-        limit = bool(self.plan.max_groups) and len(self.state.groups) >= self.plan.max_groups
-        return (limit or not self._open_targets()) and not self.state.unfinished_groups()
+        limit = bool(self.plan.max_groups) and len(self.state.training_groups()) >= self.plan.max_groups
+        return (limit or not self._open_targets()) and not self.state.groups_in_progress()
+
+    def _held_out(self) -> dict[str, HeldOutPrompt]:
+        """The prompts of an evaluation at the present step, by their groups' ids."""
+        plan, state = self.plan, self.state
+        return {
+            group_name(plan.run_id, state.epoch, state.step, number): prompt
+            for number, prompt in enumerate(plan.held_out) if prompt.task_id not in state.skipped
+        }  # fmt: skip
+
+    def _evaluation_due(self) -> bool:
+        """True while the present version is to be measured on the held-out sets and is not; nothing is learned then."""
+        every, step = self.plan.eval_every, self.state.step
+        if not every or self._stopping:
+            return False
+        last = step >= self.plan.steps or (self._exhausted() and not self.state.ready_groups())
+        if step % every and not last:
+            return False
+        return any((step, *prompt.key) not in self.state.held_out for prompt in self._held_out().values())
+
+    async def _hold_out(self) -> None:
+        """Forms the held-out groups of the present version once the generators have it; measures when all are whole."""
+        if not self._evaluation_due() or self.state.published != (self.state.epoch, self.state.step):
+            return
+        for name, prompt in self._held_out().items():
+            if name not in self.state.groups:
+                group = Group(
+                    name, prompt.task_id, prompt.device_type, self.plan.held_out_samples, self.state.step,
+                    held_out=prompt.name, exemplars=prompt.exemplars,
+                )  # fmt: skip
+                if await self._open(group):
+                    self._to_draw.append(Order(group, tuple(range(group.width))))
+        prompts = self._held_out()
+        if any(self.state.ledger.open_samples(name) for name in prompts):
+            return
+        for name in prompts:
+            if name not in self.state.ledger.groups.fates:
+                await self._emit(GroupLeft(group_id=name, fate="measured", epoch=self.state.epoch))
+        for key in dict.fromkeys(prompt.key for prompt in prompts.values()):
+            names = {name for name, prompt in prompts.items() if prompt.key == key}
+            left = [event for event in self.state.left.values() if event.group_id in names]
+            await self._emit(
+                measured(
+                    [prompts[name] for name in names], left, epoch=self.state.epoch, step=self.state.step,
+                    lower_end=self.plan.lower_end,
+                )
+            )  # fmt: skip
 
     async def _start_what_may(self) -> None:
+        await self._hold_out()
         for _ in range(3):
             waiting = self._waiting()
             self._turns = self._turns.pass_on(waiting)
@@ -210,13 +296,13 @@ class Coordinator:
             drawn, attempt = self._to_score.popleft()
             return self._spawn(role, self._score(drawn, attempt))
         if self._to_draw:
-            group, attempt = self._to_draw.popleft()
+            order = self._to_draw.popleft()
         else:
             formed = await self._form()
             if formed is None:
                 return False
-            group, attempt = formed, 1
-        return self._spawn(role, self._draw(group, attempt))
+            order = Order(formed, tuple(range(formed.width)))
+        return self._spawn(role, self._draw(order))
 
     async def _let_sleep(self, asleep: bool) -> None:
         """Where the roles share a device, the generators hold it only while it is their turn."""
@@ -249,32 +335,37 @@ class Coordinator:
 
     async def _form(self) -> Group | None:
         """Chooses a task and opens its group; None when the task was skipped or none is left."""
-        ordinal = len(self.state.groups)
-        formed = Counter((group.task_id, group.device_type) for group in self.state.groups.values())
+        known = self.state.training_groups()
+        formed = Counter((group.task_id, group.device_type) for group in known)
         target = next_target(self._open_targets(), formed, self.plan.seed)
         if target is None:
             return None
-        group = Group(
-            f"{self.plan.run_id}-g{ordinal:05d}", target[0], target[1], self.plan.samples_per_group, self.state.step
-        )
+        size = self.plan.samples_per_group * self.plan.turns
+        name = f"{self.plan.run_id}-g{len(known):05d}"
+        group = Group(name, target[0], target[1], size, self.state.step, self.plan.turns)
+        return group if await self._open(group) else None
+
+    async def _open(self, group: Group) -> bool:
+        """Opens a group in the store and writes it down; False when its task was skipped."""
         try:
             await within(
                 self._handles.prompts.open_group(group), self.plan.store_timeout_s, "the store to open a group", "store"
             )
         except PromptRefused as refused:
-            await self._skip(target[0], refused)
-            return None
+            await self._skip(group.task_id, refused)
+            return False
         await self._emit(
             GroupFormed(
                 group_id=group.id, task_id=group.task_id, device_type=group.device_type, size=group.size,
-                policy_step=group.policy_step,
+                policy_step=group.policy_step, turns=group.turns, held_out=group.held_out, exemplars=group.exemplars,
             )
         )  # fmt: skip
-        return group
+        return True
 
-    async def _draw(self, group: Group, attempt: int) -> None:
-        """Has the missing samples of a group drawn; what does not come is asked for again, then cancelled."""
-        missing = set(self.state.ledger.open_samples(group.id))
+    async def _draw(self, order: Order) -> None:
+        """Has the missing samples of an order drawn; what does not come is asked for again, then cancelled."""
+        group = order.group
+        missing = set(self.state.ledger.open_samples(group.id)) & set(order.indices)
         missing -= {drawn.index for drawn, _ in self._to_score if drawn.group_id == group.id}
         publications = len(self.state.publications)
         try:
@@ -285,13 +376,13 @@ class Coordinator:
                         self._to_score.append((drawn, 1))
                         self._wake.set()
         except (WorkerLost, TimeoutError) as error:
-            _log.warning("group %s, attempt %d: %s", group.id, attempt, error or "the generator took too long")
+            _log.warning("group %s, attempt %d: %s", group.id, order.attempt, error or "the generator took too long")
             if isinstance(error, WorkerLost):
                 await self._learning.publish(unless_after=publications)
         if not missing:
             return
-        if attempt < self.plan.attempts and not self._stopping:
-            self._to_draw.append((group, attempt + 1))
+        if order.attempt < self.plan.attempts and not self._stopping:
+            self._to_draw.append(Order(group, tuple(sorted(missing)), order.attempt + 1))
             return
         await self._cancel(group, sorted(missing), "generator_lost")
 
@@ -303,6 +394,8 @@ class Coordinator:
             await self._leave(
                 SampleLeft(sample_id=sample_id(group.id, index), group_id=group.id, outcome="cancelled", reason=reason)
             )
+        for index in indices:
+            await self._go_on(group, index, "cancelled")
 
     async def _score(self, drawn: Drawn, attempt: int) -> None:
         group = self.state.groups[drawn.group_id]
@@ -322,6 +415,7 @@ class Coordinator:
             self._to_score.append((drawn, attempt + 1))
             return
         await self._leave(event)
+        await self._go_on(group, drawn.index, event.outcome)
         if self.plan.controls and not self._stopping:
             await self._control(group)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 SampleOutcome = Literal["accepted", "rejected", "unscored", "cancelled"]
-GroupFate = Literal["trained", "stale", "below_quorum", "zero_variance"]
+GroupFate = Literal["trained", "stale", "below_quorum", "zero_variance", "measured"]
 Phase = Literal["starting", "seeding", "generating", "evaluating", "learning", "confirming", "closing"]
 
 
@@ -28,6 +28,7 @@ class RunOpened(_Event):
     kind: Literal["run_opened"] = "run_opened"
     run_id: str
     config_digest: str = ""
+    stage: str = "contrastive"
 
 
 class CoordinatorStarted(_Event):
@@ -78,6 +79,12 @@ class GroupFormed(_Event):
     size: int = Field(ge=1)
     policy_step: int = Field(default=0, ge=0)
     """Step of the policy when the prompt was dispatched."""
+    turns: int = Field(default=1, ge=1)
+    """Turns that the samples are of, in equal shares, turn after turn."""
+    held_out: str = ""
+    """Held-out set that the group measures; empty for one that is trained on."""
+    exemplars: bool = True
+    """Whether its prompt may show exemplars."""
 
 
 SAMPLE_LABELS = {
@@ -108,10 +115,11 @@ class SampleLeft(_Event):
     review: Literal["", "honest", "cheat", "unsure", "failed"] = ""
     """What the reviewing model said of a large jump; empty where it was not asked."""
     new_tokens: int = 0
+    candidate_hash: str = ""
 
 
 class GroupLeft(_Event):
-    """The learner used or dropped a group.
+    """The learner used or dropped a group; `measured` is of one that was never meant to be trained on.
 
     A learner that resumes from a checkpoint starts a new epoch; a fate of a later epoch replaces an earlier one.
     """
@@ -163,6 +171,36 @@ class KernelConfirmed(_Event):
     reference_ms: float | None = None
 
 
+class HeldOutMeasured(_Event):
+    """A policy version was measured on a held-out set; shares and means are over its scored samples.
+
+    Speedups are those that the reward pays; failures, copies of shown exemplars and speedups below 1 count as 0 in the
+    mean of the logarithms.
+    """
+
+    kind: Literal["held_out_measured"] = "held_out_measured"
+    name: str
+    """Of the set."""
+    device_type: str
+    exemplars: bool
+    """Whether its prompts showed exemplars."""
+    epoch: int = Field(ge=0)
+    step: int = Field(ge=0)
+    prompts: int
+    samples: int
+    unscored: int
+    """Samples left out: unscored or cancelled."""
+    mean_log_speedup: float
+    accepted_share: float
+    above_share: float
+    """Share of samples above 1.05."""
+    distinct_accepted: int
+    """Different sources among the accepted."""
+    copies: int
+    edit_distance: float | None = None
+    """Mean relative distance of the accepted to the nearest exemplar that their prompt showed; None without any."""
+
+
 class ControlMeasured(_Event):
     """An evaluator measured a reference against itself; the figures are those of its newest controls, this included.
 
@@ -197,7 +235,7 @@ class RunClosed(_Event):
 
 Event = (
     RunOpened | CoordinatorStarted | PhaseEntered | TaskSkipped | SeedEvaluated | GroupFormed | SampleLeft | GroupLeft
-    | LineageStarted | StepLearned | VersionPublished | KernelConfirmed | ControlMeasured | RunClosed
+    | LineageStarted | StepLearned | VersionPublished | KernelConfirmed | ControlMeasured | HeldOutMeasured | RunClosed
 )  # fmt: skip
 
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])

@@ -94,7 +94,7 @@ class Generators(Protocol):
     """The engines, as one."""
 
     def draw(self, group: Group, indices: Sequence[int]) -> AsyncIterator[Drawn]:
-        """Completions of the group's prompt as they finish; raises WorkerLost."""
+        """Completions as they finish: of the group's prompt, or one of a later turn's own prompt; raises WorkerLost."""
 
     async def sleep(self) -> None:
         """Leaves the device to the other roles; nothing is drawn until `wake`. A dead generator is passed over."""

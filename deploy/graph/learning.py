@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 
 from deploy.graph.events import Event, GroupLeft, LineageStarted, StepLearned
 from deploy.graph.handles import Learner, LearnerLost, NothingToDo, NotPublished, WaitedTooLong, WorkerLost
@@ -18,6 +19,8 @@ from deploy.graph.waits import within
 from learner.loop import Standing
 
 _log = logging.getLogger(__name__)
+DROPPED = ("stale", "below_quorum", "zero_variance")
+"""Fates of groups that a step could have used."""
 
 
 class Learning:
@@ -29,6 +32,7 @@ class Learning:
         self._plan, self._learner, self._state, self._emit = plan, learner, state, emit
         self._publishing = asyncio.Lock()
         self._losses = 0
+        self._dropped: Counter[str] = Counter()
 
     async def standing(self) -> Standing:
         """Where the learner stands, once it has started."""
@@ -38,7 +42,10 @@ class Learning:
         """Takes over where the learner stands: fates of groups, lost lineages, steps."""
         groups = self._state.ledger.groups
         if standing.epoch > self._state.epoch:
-            lost = tuple(name for name in groups.fates if name not in standing.fates)
+            lost = tuple(
+                name for name in groups.fates
+                if name not in standing.fates and not self._state.groups[name].held_out
+            )  # fmt: skip
             await self._emit(LineageStarted(epoch=standing.epoch, step=standing.step, reopened=lost))
         for name, fate in standing.fates.items():
             if name in groups.sizes and name not in groups.fates:
@@ -64,12 +71,26 @@ class Learning:
             await self.publish()
             return
         self._losses = 0
-        before = len(self._state.ledger.groups.fates)
+        before = self._state.ledger.groups.counts()
         await self.follow(learned.standing, dict(learned.metrics))
         if learned.stepped:
+            self._dropped.clear()
             await self.publish()
-        elif len(self._state.ledger.groups.fates) == before:
+        else:
+            self._count_dropped(before, self._state.ledger.groups.counts())
+
+    def _count_dropped(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        """Ends a run that has drawn and dropped for too long: solved or hopeless tasks would go on for ever."""
+        dropped = Counter({fate: after[fate] - before[fate] for fate in DROPPED if after[fate] > before[fate]})
+        if not dropped:
             raise NothingToDo("The learner took no step from complete groups and dropped none: see the learner's log.")
+        self._dropped += dropped
+        if self._plan.give_up_after and self._dropped.total() >= self._plan.give_up_after:
+            words = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in self._dropped.most_common())
+            raise NothingToDo(
+                f"The last {self._dropped.total()} groups gave no step ({words}): these tasks are solved or out of the "
+                f"policy's reach. Choose other tasks, or raise run.give_up_after, then --resume."
+            )
 
     async def publish(self, *, unless_after: int | None = None) -> None:
         """Brings the current weights to every generator; a generator that is lost meanwhile gets another try.

@@ -1,7 +1,7 @@
 """The two exact ledgers of a run, as pure state machines over its events.
 
 Samples: dispatched = accepted + rejected + unscored + cancelled + in flight.
-Groups:  formed = trained + stale + below quorum + zero variance + pending.
+Groups:  formed = trained + stale + below quorum + zero variance + measured + pending.
 
 Invariants: every sample and every group is counted once whatever is replayed or delivered twice (idempotent by id);
 the first way out of a sample stands; the fate of a group in a later lineage of the learner replaces the earlier one.
@@ -101,7 +101,7 @@ class GroupLedger:
         return [identifier for identifier in self.sizes if identifier not in self.fates]
 
     def counts(self) -> dict[str, int]:
-        """All six figures."""
+        """All seven figures."""
         by_fate = Counter(fate for _, fate in self.fates.values())
         return {
             "formed": len(self.sizes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deploy.graph.held_out import HeldOutPrompt
 from rollout.staleness import StalenessState
 
 
@@ -17,8 +18,12 @@ class RunPlan:
     steps: int = 2
     groups_per_step: int = 4
     samples_per_group: int = 4
+    """Samples of one turn."""
+    turns: int = 1
     max_groups: int = 0
     """Groups formed at most; 0 means as many as the steps need."""
+    give_up_after: int = 0
+    """Groups dropped one after another, without a step between, that end the run; 0 never does."""
     max_staleness: int = 0
     """Policy steps that a group may lag behind when it is trained."""
     concurrent_groups: int = 16
@@ -37,7 +42,18 @@ class RunPlan:
     turn_quota: int = 64
     attempts: int = 2
     """How often a sample is drawn, and how often it is evaluated, before it is given up."""
+    held_out: tuple[HeldOutPrompt, ...] = ()
+    eval_every: int = 0
+    """Steps between two evaluations on the held-out prompts; 0 never."""
+    held_out_samples: int = 4
+    """Samples of each held-out prompt."""
+    held_out_seeds: bool = False
+    """Whether held-out tasks' seed kernels are evaluated, because prompts show them."""
+    lower_end: bool = True
+    """Speedups are the interval's lower end."""
     seed: int = 0
+    stage: str = "contrastive"
+    """What a step does; see `learner.stage`."""
     config_digest: str = ""
     start_timeout_s: float = 300.0
     store_timeout_s: float = 60.0

@@ -4,7 +4,7 @@ What stands of an evaluation is the affair of `deploy.graph.verdicts`.
 
 Invariants: every method may be repeated with the same ids; a sample is recorded once, with whatever evaluation came
 first; a kernel file is written before its sample is recorded, so that what the store calls accepted can be read; only
-kernels that are no copies become exemplars.
+kernels that are no copies and measure no held-out set become exemplars.
 """
 
 from __future__ import annotations
@@ -68,6 +68,14 @@ async def no_control(task: Task, device_type: str, protocol: str) -> Evaluation 
     return None
 
 
+BuildTurn = Callable[[Prompt, Sequence[tuple[str, Evaluation]]], Prompt]
+
+
+def no_turns(first: Prompt, history: Sequence[tuple[str, Evaluation]]) -> Prompt:
+    """For runs of one turn."""
+    raise ValueError(f"turn {len(history)} of {first.id} is asked for, and this run has one turn")
+
+
 def _forget(device_type: str, history: PlacementHistory | None) -> None:  # noqa: ARG001
     return None
 
@@ -87,6 +95,8 @@ class Tools:
     """Tells the evaluators of a device type what controls have shown of placements."""
     ask: Ask | None = None
     """The reviewing model; None where nobody is asked."""
+    build_turn: BuildTurn = no_turns
+    """From a group's prompt and what a conversation has answered so far to the prompt of its next turn."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,7 @@ class Recorder:
     ) -> None:
         self._run = run
         self._store = store
+        self._held_out_pool = ExemplarStore(store.connection, store.config.model_copy(update={"strategy": "buckets"}))
         self._stream = RunStream(store, run.run_id)
         self._controls = Controls(store)
         self._tasks = dict(tasks)
@@ -136,18 +147,41 @@ class Recorder:
         if standing is not None:
             return standing.prompt
         task = self._task(group)
-        rng = random.Random(f"{self._rules.seed}/{group.id}")
-        exemplars = await self._in_store(
-            self._store.draw, task.content_hash, group.device_type, rng, self._rules.exemplars
-        )
-        mates = [await self._in_store(self._store.bucket_mates, exemplar) for exemplar in exemplars]
+        # A held-out prompt is the same at every step and for every seed, and by the same strategy in every run.
+        store = self._held_out_pool if group.held_out else self._store
+        rng = random.Random(f"{group.held_out}/{task.id}" if group.held_out else f"{self._rules.seed}/{group.id}")
+        exemplars: list[Exemplar] = []
+        if group.exemplars:
+            exemplars = await self._in_store(
+                store.draw, task.content_hash, group.device_type, rng, self._rules.exemplars
+            )
+        mates = [await self._in_store(store.bucket_mates, exemplar) for exemplar in exemplars]
         prompt = self._tools.build_prompt(task, exemplars, mates, group)
+        if group.held_out:
+            prompt = prompt.model_copy(update={"held_out": group.held_out, "turns": 1, "messages": ()})
         known = itertools.chain(exemplars, *mates)
         sources = {exemplar.candidate_hash: exemplar.source for exemplar in known}
         self._shown[group.id] = {name: sources[name] for name in prompt.exemplar_hashes if name in sources}
         await self._in_store(self._store.put_task, task)
         await self._in_store(self._stream.open_group, prompt, group.size)
         return prompt
+
+    async def turn_prompt(self, group: Group, index: int) -> Prompt:
+        """The prompt of a sample of a later turn, by what its conversation has on record."""
+        first = await self.open_group(group)
+        return self._tools.build_turn(first, [
+            (scored.sample.text, scored.evaluation)
+            for scored in await self._conversation(group, index) if scored.evaluation is not None
+        ])  # fmt: skip
+
+    async def _conversation(self, group: Group, index: int) -> list[ScoredSample]:
+        """What is on record of the turns before a sample, oldest first."""
+        earlier = range(index % group.width, index, group.width)
+        if not earlier:
+            return []
+        standing = await self._in_store(self._stream.group, group.id, self._task(group).content_hash)
+        found = {} if standing is None else {scored.sample.index: scored for scored in standing.samples}
+        return [found[turn] for turn in earlier if turn in found]
 
     async def recorded(self, group: Group) -> list[SampleLeft]:
         """Events for the samples of a group that are on record."""
@@ -250,14 +284,14 @@ class Recorder:
     async def _record(self, group: Group, sample: Sample, evaluation: Evaluation) -> SampleLeft:
         copied, distance = "", None
         if sample.candidate is not None:
-            shown = await self._shown_to(group)
+            shown = {**await self._shown_to(group), **await self._own_earlier(group, sample.index)}
             copied = copy_of(sample.candidate.source, shown)
             distance = 0.0 if copied else nearest_distance(sample.candidate.source, filter(None, shown.values()))
         scored = ScoredSample(sample=sample, evaluation=evaluation, copy_of=copied, edit_distance=distance)
         exemplar = None
         if evaluation.outcome == "accepted" and sample.candidate is not None:
             self._run.write_text(kernel_file(group.task_id, sample.id), sample.candidate.source)
-            if not copied:
+            if not copied and not group.held_out:
                 exemplar = self._exemplar(self._task(group), sample.candidate, evaluation)
         progress = await self._in_store(self._stream.record, scored, exemplar)
         if progress.recorded and self._rules.keep_samples:
@@ -284,6 +318,15 @@ class Recorder:
             standing = await self._in_store(self._stream.group, group.id, self._task(group).content_hash)
             self._shown[group.id] = dict.fromkeys(standing.prompt.exemplar_hashes, "") if standing else {}
         return self._shown[group.id]
+
+    async def _own_earlier(self, group: Group, index: int) -> dict[str, str]:
+        """Accepted kernels of the sample's own earlier turns: its prompt shows them with their speedups."""
+        return {
+            scored.sample.candidate.content_hash: scored.sample.candidate.source
+            for scored in await self._conversation(group, index)
+            if scored.sample.candidate is not None and scored.evaluation is not None
+            and scored.evaluation.outcome == "accepted"
+        }  # fmt: skip
 
     def _exemplar(self, task: Task, candidate: Candidate, evaluation: Evaluation) -> Exemplar:
         measurement = evaluation.measurement
@@ -319,6 +362,7 @@ class Recorder:
             edit_distance=scored.edit_distance,
             file=kernel_file(group.task_id, sample.id) if accepted else "",
             new_tokens=len(sample.token_ids),
+            candidate_hash="" if sample.candidate is None else sample.candidate.content_hash,
             review=_review_of(evaluation),
             **({} if evaluation is None else _figures(evaluation)),
         )  # fmt: skip

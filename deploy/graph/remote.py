@@ -106,7 +106,10 @@ class RemoteGenerators:
         """See `handles.Generators`. The actor's stream alternates between facts and the completion itself."""
         from ray import exceptions
 
-        prompt = self._prompts.setdefault(group.id, self._recorder.prompt.remote(group))
+        if group.before(indices[0]) is None:
+            prompt = self._prompts.setdefault(group.id, self._recorder.prompt.remote(group))
+        else:
+            prompt = self._recorder.turn_prompt.remote(group, indices[0])
         number = min(range(len(self._load)), key=self._load.__getitem__)
         self._load[number] += len(indices)
         try:

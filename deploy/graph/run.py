@@ -23,6 +23,7 @@ from deploy.folder import RunFolder
 from deploy.graph.actors import CoordinatorActor, RecorderActor
 from deploy.graph.cluster import joined, named_address, nodes_of, requests_of
 from deploy.graph.evaluators import places
+from deploy.graph.held_out import HeldOutPrompt
 from deploy.graph.placement import make_plan
 from deploy.graph.plan import RunPlan
 from deploy.graph.recorder import Rules, Tools
@@ -80,19 +81,24 @@ MakeWorkers = Callable[[Any, Setting], Workers]
 Reader = Callable[[int], Iterator[dict[str, Any]]]
 
 
-def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
-    """The coordinator's numbers from the configuration."""
+def run_plan(
+    config: Config, run_id: str, tasks: Sequence[Task], held_out: Mapping[str, Sequence[Task]] | None = None
+) -> RunPlan:
+    """The coordinator's numbers from the configuration; `held_out` are the tasks of each held-out set."""
     cluster, learner = config.cluster, config.learner
     types = list(config.device_types())
     candidates = config.evaluator.candidates_at_once
     at_once = sum(count * places(device_type, candidates) for device_type, count in config.device_types().items())
+    shown = {"with_exemplars": (True,), "without_exemplars": (False,), "both": (True, False)}[config.held_out.prompts]
     return RunPlan(
         run_id=run_id,
         targets=tuple((task.id, device_type) for task in tasks for device_type in types),
         steps=learner.steps,
-        groups_per_step=learner.grpo.groups_per_step,
+        groups_per_step=learner.groups.groups_per_step,
         samples_per_group=config.rollout.sampling.group_size,
+        turns=config.rollout.turns,
         max_groups=config.run.max_groups,
+        give_up_after=config.run.give_up_after,
         max_staleness=config.rollout.staleness.max_staleness,
         concurrent_groups=config.rollout.staleness.max_groups_in_flight,
         concurrent_scores=2 * at_once,
@@ -104,7 +110,19 @@ def run_plan(config: Config, run_id: str, tasks: Sequence[Task]) -> RunPlan:
         partial_steps=config.run.partial_steps,
         take_turns=cluster.take_turns,
         attempts=cluster.attempts,
+        held_out=tuple(
+            HeldOutPrompt(name, task.id, device_type, exemplars)
+            for name, found in (held_out or {}).items()
+            for exemplars in shown
+            for task in found
+            for device_type in types
+        ),
+        eval_every=config.held_out.eval_every,
+        held_out_samples=config.held_out.samples,
+        held_out_seeds=config.held_out.eval_every > 0 and True in shown,
+        lower_end=config.learner.reward.pays_lower_end(config.evaluator.protocol),
         seed=config.run.seed,
+        stage=learner.stage,
         config_digest=config.digest(),
         start_timeout_s=cluster.start_timeout_s,
         store_timeout_s=cluster.store_timeout_s,
@@ -124,15 +142,16 @@ def execute(
     make_workers: MakeWorkers,
     follow: Callable[[RunPlan, Reader], Callable[[], object]],
     say: Callable[[str], object] = _log.info,
+    held_out: Mapping[str, Sequence[Task]] | None = None,
 ) -> None:
-    """Runs to the end. `follow(plan, read)` gives what is called about once a second, and once more at the end; `say`
-    gets a line for each stage of the start.
+    """Runs to the end, measuring on the held-out sets. `follow(plan, read)` gives what is called about once a second,
+    and once more at the end; `say` gets a line for each stage of the start.
 
     Raises KontrastError for whatever a person has to change; a run that ended so can be resumed.
     """
     source = check_integrity()
-    plan = run_plan(config, run.run_id, tasks)
-    by_id = {task.id: task for task in tasks}
+    plan = run_plan(config, run.run_id, tasks, held_out)
+    by_id = {task.id: task for task in [*tasks, *(task for found in (held_out or {}).values() for task in found)]}
     say(f"{'joining' if named_address(config, os.environ) else 'starting'} Ray")
     with joined(config, run.logs, publish_folders(config.learner.publish, run.run_id)) as ray:
         nodes = nodes_of(ray)

@@ -16,6 +16,7 @@ from deploy.graph.events import (
     Event,
     GroupFormed,
     GroupLeft,
+    HeldOutMeasured,
     KernelConfirmed,
     LineageStarted,
     Phase,
@@ -39,7 +40,25 @@ class Group:
     task_id: str
     device_type: str
     size: int
+    """Samples of all turns."""
     policy_step: int
+    turns: int = 1
+    held_out: str = ""
+    """Held-out set that it measures; empty for one that is trained on."""
+    exemplars: bool = True
+
+    @property
+    def width(self) -> int:
+        """Samples of one turn: turn t of conversation i has index t x width + i."""
+        return self.size // self.turns
+
+    def before(self, index: int) -> int | None:
+        """Index of the turn that a sample answers to; None in the first turn."""
+        return index - self.width if index >= self.width else None
+
+    def after(self, index: int) -> int | None:
+        """Index of the turn after a sample; None in the last turn."""
+        return index + self.width if index + self.width < self.size else None
 
     def samples(self) -> list[str]:
         """Ids of its samples."""
@@ -52,6 +71,7 @@ class RunState:
 
     run_id: str = ""
     config_digest: str = ""
+    stage: str = "contrastive"
     incarnation: int = 0
     phase: Phase = "starting"
     ledger: Ledger = field(default_factory=Ledger)
@@ -64,6 +84,8 @@ class RunState:
     """Confirmations by sample id."""
     controls: dict[tuple[str, str], ControlMeasured] = field(default_factory=dict)
     """The latest control by device type and protocol."""
+    held_out: dict[tuple[int, str, str, bool], HeldOutMeasured] = field(default_factory=dict)
+    """By step of the surviving lineage, set, device type and whether exemplars were shown."""
     skipped: dict[str, TaskSkipped] = field(default_factory=dict)
     epoch: int = 0
     step: int = 0
@@ -90,7 +112,7 @@ class RunState:
         news = self.ledger.apply(event)
         match event:
             case RunOpened():
-                self.run_id, self.config_digest = event.run_id, event.config_digest
+                self.run_id, self.config_digest, self.stage = event.run_id, event.config_digest, event.stage
             case CoordinatorStarted():
                 self.incarnation, self.closed = max(self.incarnation, event.incarnation), ""
             case PhaseEntered():
@@ -104,12 +126,15 @@ class RunState:
                 self.seeds.setdefault((event.task_id, event.device_type, event.name), event)
             case GroupFormed() if news:
                 self.groups[event.group_id] = Group(
-                    event.group_id, event.task_id, event.device_type, event.size, event.policy_step
-                )
+                    event.group_id, event.task_id, event.device_type, event.size, event.policy_step, event.turns,
+                    event.held_out, event.exemplars,
+                )  # fmt: skip
             case SampleLeft() if news:
                 self.left[event.sample_id] = event
             case KernelConfirmed():
                 self.confirmed.setdefault(event.sample_id, event)
+            case HeldOutMeasured():
+                self.held_out.setdefault((event.step, event.name, event.device_type, event.exemplars), event)
             case ControlMeasured():
                 self.controls[event.device_type, event.protocol] = event
             case RunClosed():
@@ -121,6 +146,7 @@ class RunState:
         if isinstance(event, LineageStarted) and event.epoch > self.epoch:
             self.epoch, self.step = event.epoch, event.step
             self.steps = [step for step in self.steps if step.step <= event.step]
+            self.held_out = {key: value for key, value in self.held_out.items() if key[0] <= event.step}
         elif isinstance(event, StepLearned) and (event.epoch, event.step) > (self.epoch, self.step):
             self.epoch, self.step = event.epoch, event.step
             self.steps.append(event)
@@ -129,17 +155,27 @@ class RunState:
             self.publications.append(event)
 
     def alive_groups(self) -> int:
-        """Groups that were trained or may still be: what a staleness capacity counts against."""
-        counts = self.ledger.groups.counts()
-        return counts["trained"] + counts["pending"]
+        """Groups that a step used or may still use: what a staleness capacity counts against."""
+        fates = self.ledger.groups.fates
+        words = [fates[group.id][1] if group.id in fates else "pending" for group in self.training_groups()]
+        return sum(word in ("trained", "measured", "pending") for word in words)
+
+    def training_groups(self) -> list[Group]:
+        """All but those that measure a held-out set, in the order they were formed."""
+        return [group for group in self.groups.values() if not group.held_out]
 
     def ready_groups(self) -> list[str]:
         """Pending groups all of whose samples have left: what the learner can take."""
-        return [name for name in self.ledger.groups.pending() if not self.ledger.open_samples(name)]
+        pending = [name for name in self.ledger.groups.pending() if not self.groups[name].held_out]
+        return [name for name in pending if not self.ledger.open_samples(name)]
 
     def unfinished_groups(self) -> list[Group]:
         """Groups with samples in flight: what a restarted coordinator dispatches again."""
         return [group for group in self.groups.values() if self.ledger.open_samples(group.id)]
+
+    def groups_in_progress(self) -> int:
+        """Groups for training with samples in flight."""
+        return sum(bool(self.ledger.open_samples(group.id)) for group in self.training_groups())
 
     def outcomes(self) -> Counter[str]:
         """Samples that left, by outcome."""
@@ -151,7 +187,7 @@ class RunState:
         for event in self.left.values():
             group = self.groups[event.group_id]
             key = (group.task_id, group.device_type)
-            if event.outcome != "accepted" or event.label != label:
+            if event.outcome != "accepted" or event.label != label or group.held_out:
                 continue
             if key not in best or (event.ci_low or 0.0) > (best[key].ci_low or 0.0):
                 best[key] = event

@@ -23,6 +23,7 @@ from learner.loop import GroupStream
 from learner.rollouts import OpenDumping
 from rollout import PromptTooLong, build_prompt
 from rollout.tokenizer import Tokenizer
+from rollout.turns import next_turn
 from tasks.errors import UsageError
 from tasks.records import Candidate, Evaluation, Exemplar, Prompt, Task
 
@@ -198,6 +199,7 @@ class RealTools:
         return Tools(
             partial(self._prompt, tokenizer), known_seeds, evaluate, pool.control, pool.histories.__setitem__,
             ask_actor(ray.get_actor(self.reviewer)) if self.reviewer else None,
+            lambda first, history: next_turn(first, history, tokenizer, self.config.rollout),
         )  # fmt: skip
 
     def _prompt(

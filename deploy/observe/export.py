@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import get_args
 
 from deploy import metrics
-from deploy.graph.events import Event, Phase, SampleLeft, SeedEvaluated, StepLearned, VersionPublished
+from deploy.graph.events import (
+    Event,
+    HeldOutMeasured,
+    Phase,
+    SampleLeft,
+    SeedEvaluated,
+    StepLearned,
+    VersionPublished,
+)
 from deploy.graph.state import RunState
 
 PHASES: tuple[str, ...] = get_args(Phase)
+HELD_OUT_FIGURES = ("mean_log_speedup", "accepted_share", "above_share", "distinct_accepted")
 
 
 class RunMetrics:
@@ -62,6 +71,10 @@ class RunMetrics:
             case StepLearned():
                 for name, value in event.metrics.items():
                     metrics.STEP_FIGURES.labels(name).set(value)
+            case HeldOutMeasured():
+                for figure in HELD_OUT_FIGURES:
+                    labels = (event.name, event.device_type, "shown" if event.exemplars else "none", figure)
+                    metrics.HELD_OUT.labels(*labels).set(getattr(event, figure))
             case VersionPublished():
                 for name, value in event.seconds_by_phase.items():
                     metrics.PUBLISH_SECONDS.labels(name).set(value)

@@ -37,9 +37,10 @@ class Progress:
 def measure(state: RunState, plan: RunPlan, *, started_s: float, now_s: float) -> Progress:
     """The figures now; `started_s` is when this process began. Both in Unix seconds, as the events have them."""
     counts = state.ledger.samples.counts()
-    total = plan.steps * plan.groups_per_step * plan.samples_per_group
+    per_step = plan.groups_per_step * plan.samples_per_group * plan.turns
+    total = plan.steps * per_step
     # A step's learning counts as much as a quarter of its samples; a guess that only shapes the estimate.
-    done = counts["dispatched"] - counts["in_flight"] + state.step * plan.groups_per_step * plan.samples_per_group / 4
+    done = counts["dispatched"] - counts["in_flight"] + state.step * per_step / 4
     share = min(1.0, done / (total * 1.25)) if total else 1.0
     spent = sum(state.seconds_by_phase.get(phase, 0.0) for phase in LOOP)
     spent += max(0.0, now_s - state.phase_since_s) if state.phase in LOOP else 0.0

@@ -31,6 +31,7 @@ def summarize(state: RunState, targets: Sequence[tuple[str, str]]) -> dict[str, 
             "package": PACKAGE_VERSION, "evaluator": EVALUATOR_VERSION, "record_schema": RECORD_SCHEMA_VERSION,
         },
         "status": state.closed or "unfinished",
+        "stage": state.stage,
         "policy": {"epoch": state.epoch, "step": state.step},
         "samples": state.ledger.samples.counts(),
         "groups": state.ledger.groups.counts(),
@@ -41,6 +42,9 @@ def summarize(state: RunState, targets: Sequence[tuple[str, str]]) -> dict[str, 
         "controls": [_control(control) for _, control in sorted(state.controls.items())],
         "skipped": {name: event.reason for name, event in state.skipped.items()},
         "tasks": [_task(state, task_id, device_type) for task_id, device_type in targets],
+        "held_out": [
+            event.model_dump(mode="json", exclude={"kind", "at_s"}) for _, event in sorted(state.held_out.items())
+        ],
         "frozen_policy": compare(state, frozen, trained),
         "speed": _speed(state),
         "steps": [{"epoch": e.epoch, "step": e.step, **e.metrics} for e in state.steps],
@@ -114,7 +118,9 @@ def _key(state: RunState, event: SampleLeft) -> tuple[str, str]:
 
 def policy_samples(state: RunState) -> tuple[list[SampleLeft], list[SampleLeft]]:
     """Samples of the policy before its first step, and of the trained one: the latest, as many as the former."""
-    scored = [e for e in state.left.values() if e.outcome != "cancelled"]
+    scored = [
+        e for e in state.left.values() if e.outcome != "cancelled" and not state.groups[e.group_id].held_out
+    ]  # fmt: skip
     frozen = [e for e in scored if state.groups[e.group_id].policy_step == 0]
     trained = [e for e in scored if state.groups[e.group_id].policy_step > 0]
     count = min(len(frozen), len(trained))
@@ -208,9 +214,12 @@ def speed_line(summary: dict[str, Any]) -> str:
 
 
 def comparison_text(summary: dict[str, Any]) -> str:
-    """The frozen policy beside the trained one, in two lines."""
+    """The samples before the first step beside the latest ones, in two lines."""
+    words_of = {"frozen": "frozen policy (before the first step)", "trained": "trained policy (latest)"}
+    if summary["stage"] == "frozen":
+        words_of = {"frozen": "first round of the search", "trained": "latest rounds, same policy"}
     lines = []
-    for name, words in (("frozen", "frozen policy (before the first step)"), ("trained", "trained policy (latest)")):
+    for name, words in words_of.items():
         found = summary["frozen_policy"][name]
         best = ", ".join(f"{task} {times(speedup)}" for task, speedup in sorted(found["best_by_task"].items()))
         lines.append(

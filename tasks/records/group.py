@@ -43,12 +43,21 @@ class Prompt(Record):
     """Candidate hashes of the exemplars shown, worst first."""
     exemplar_speedups: tuple[float, ...] = ()
     strategy: str = "buckets"
+    held_out: str = ""
+    """Held-out set that its group measures: never trained on."""
+    turns: int = Field(default=1, ge=1)
+    """Turns of its group's samples."""
+    turn: int = Field(default=0, ge=0)
+    """The turn that this is the prompt of; the first is 0."""
+    messages: tuple[tuple[str, str], ...] = ()
+    """Role and text of each message before the chat template; kept where there are further turns."""
 
 
 class Sample(Record):
     """One draw of the policy. `policy_versions` and `logprobs` run along `token_ids`.
 
-    `logprobs` are the sampler's own processed log-probabilities (nats), at the sampling temperature.
+    `logprobs` are the sampler's own processed log-probabilities (nats), at the sampling temperature. With several turns
+    each turn is a sample of its own: in a group of G conversations, turn t of conversation i has index t x G + i.
     """
 
     id: str
@@ -63,6 +72,9 @@ class Sample(Record):
     finish_reason: FinishReason = "stop"
     candidate: Candidate | None = None
     """None when no code could be read from the text."""
+    turn: int = Field(default=0, ge=0)
+    prompt_token_ids: tuple[int, ...] = ()
+    """Prompt of a later turn; empty in the first, which answers the group's prompt."""
 
 
 class ScoredSample(Record):
@@ -71,13 +83,14 @@ class ScoredSample(Record):
     sample: Sample
     evaluation: Evaluation | None
     copy_of: str = ""
-    """Candidate hash of the shown exemplar that the normalised source equals; empty for new work."""
+    """Candidate hash of the shown exemplar, or own earlier answer, that the normalised source equals; empty for new
+    work."""
     edit_distance: float | None = None
     """Relative distance (0 = equal, 1 = nothing shared) to the nearest shown exemplar; None without exemplars."""
 
 
 class ScoredGroup(Record):
-    """All samples of one prompt, each of which left exactly once: what the learner trains on."""
+    """All samples of one prompt, later turns included, each of which left exactly once: what the learner trains on."""
 
     id: str
     run_id: str

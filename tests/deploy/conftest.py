@@ -39,10 +39,15 @@ class World:
     busy: dict[str, int] = field(default_factory=lambda: {"generate": 0, "evaluate": 0, "learn": 0})
     overlaps: int = 0
     calls: list[str] = field(default_factory=list)
+    asked: dict[str, int] = field(default_factory=dict)
+    """How many samples were on record when a sample was last asked for."""
     asleep: bool = False
     drawn_asleep: int = 0
     evaluated_awake: int = 0
     groups_per_step: int = 2
+    published: int = -1
+    measured_late: int = 0
+    """Held-out groups drawn under another version than theirs."""
     controls: int = 0
 
     def __post_init__(self) -> None:
@@ -60,6 +65,10 @@ class World:
     def maybe_die(self, what: str) -> None:
         if self.rng.random() < self.fault_rate:
             raise WorkerLost(what)
+
+    def unscored(self, index: int) -> bool:
+        """Whether a sample of this index never gets an outcome."""
+        return False
 
     def enter(self, role: str) -> None:
         self.busy[role] += 1
@@ -119,6 +128,9 @@ class FakeGenerators:
         self.world.enter("generate")
         self.world.drawn_asleep += self.world.asleep
         self.world.calls.append(f"draw {group.id} {list(indices)}")
+        if group.held_out:
+            self.world.measured_late += self.world.published != group.policy_step
+        self.world.asked |= {sample_id(group.id, index): self.world.records for index in indices}
         try:
             for index in indices:
                 await self.world.tick()
@@ -147,7 +159,7 @@ class FakeScorers:
             await self.world.tick()
             self.world.maybe_die("evaluator")
             name = sample_id(group.id, drawn.index)
-            if self.world.rng.random() < self.world.fault_rate:
+            if self.world.rng.random() < self.world.fault_rate or self.world.unscored(drawn.index):
                 event = SampleLeft(sample_id=name, group_id=group.id, outcome="unscored", reason="device_fault")
                 return self.world.record(group, drawn.index, event) if last else event
             event = SampleLeft(
@@ -220,7 +232,9 @@ class FakeLearner:
                 raise WorkerLost("learner")
             free = [name for name in self.world.complete() if name not in self.world.fates]
             for name in free:
-                if int(name.rsplit("-g", 1)[1]) in self.world.zero_variance:
+                if "-h" in name:
+                    self.world.fates[name] = "measured"
+                elif int(name.rsplit("-g", 1)[1]) in self.world.zero_variance:
                     self.world.fates[name] = "zero_variance"
             usable = [name for name in free if name not in self.world.fates][: self.world.groups_per_step]
             stepped = len(usable) == self.world.groups_per_step or (partial and bool(usable))
@@ -239,6 +253,7 @@ class FakeLearner:
     async def publish(self) -> VersionPublished:
         await self.world.tick()
         self.world.asleep = False
+        self.world.published = self.world.step
         return VersionPublished(epoch=self.world.epoch, step=self.world.step)
 
     async def checkpoint(self) -> None:

@@ -38,9 +38,15 @@ def test_a_file_on_a_preset_says_only_what_differs(tmp_path: Path) -> None:
     [
         (["--learner.temperature", "0.7"], ("rollout.sampling.temperature", "learner.temperature")),
         (["--rollout.staleness.max_staleness", "9"], ("rollout.staleness.max_staleness", "learner.grpo.max_staleness")),
+        (
+            ["--learner.stage", "self_supervised", "--rollout.staleness.max_staleness", "9"],
+            ("rollout.staleness.max_staleness", "learner.self_supervised.max_staleness"),
+        ),
         (["--rollout.sampling.group_size", "1"], ("rollout.sampling.group_size",)),
         (["--learner.policy.model", "other"], ("learner.policy.model", "rollout.model")),
         (["--evaluator.pool.H100", "1", "--cluster.evaluator_gpus", "0.5"], ("cluster.evaluator_gpus", "take_turns")),
+        (["--learner.stage", "frozen", "--cluster.learner_ranks", "2"], ("learner.stage", "cluster.learner_ranks")),
+        (["--held_out.eval_every", "2"], ("held_out.eval_every", "held_out.sets")),
         (["--review.mode", "advisory"], ("review.openai.base_url", "review.openai.model")),
         (["--review.mode", "binding", "--review.engine", "vllm"], ("review.engine", "review.model")),
         (

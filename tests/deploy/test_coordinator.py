@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from deploy.graph.coordinator import Coordinator
 from deploy.graph.events import ControlMeasured, CoordinatorStarted, GroupFormed, RunClosed
 from deploy.graph.handles import LearnerLost, NothingToDo, WaitedTooLong, WorkerLost
+from deploy.graph.held_out import HeldOutPrompt
 from deploy.graph.plan import RunPlan
 from deploy.graph.state import RunState
 
@@ -39,6 +40,15 @@ def check(world: Any, state: RunState) -> None:
     assert replayed.ledger.groups.counts() == state.ledger.groups.counts()
 
 
+def check_held_out(state: RunState, every: int) -> None:
+    """Every step that was due was measured, each key once; nothing held out was trained on."""
+    due = {step for step in range(state.step + 1) if every and (step % every == 0 or step == state.step)}
+    assert due <= {key[0] for key in state.held_out}
+    assert all(event.prompts == (2 if key[1:] == ("new", "cpu", True) else 1) for key, event in state.held_out.items())
+    for name, (_, fate) in state.ledger.groups.fates.items():
+        assert (fate == "measured") == bool(state.groups[name].held_out)
+
+
 def test_two_steps_by_hand(World: type[Any]) -> None:
     """2 steps of 2 groups of 3 samples: 4 groups, 12 samples, all accepted, all trained; each task twice."""
     world = World()
@@ -54,6 +64,85 @@ def test_two_steps_by_hand(World: type[Any]) -> None:
     assert [call for call in world.calls if call.startswith("seed")] == [f"seed {task}" for task, _ in TARGETS]
     assert len(state.confirmed) == 2
     assert (world.drawn_asleep, world.evaluated_awake) == (0, 0)
+
+
+def test_three_turns_by_hand(World: type[Any]) -> None:
+    """4 groups of 3 conversations of 3 turns: 36 samples. A later turn is drawn alone, after what it answers to."""
+    world = World()
+    state = run(world, replace(PLAN, turns=3))
+    check(world, state)
+    assert state.step == 2
+    assert state.ledger.samples.counts()["accepted"] == 36
+    assert {(group.size, group.turns, group.width) for group in state.groups.values()} == {(9, 3, 3)}
+    group = next(iter(state.groups))
+    drawn = [call for call in world.calls if call.startswith(f"draw {group}")]
+    assert drawn[0] == f"draw {group} [0, 1, 2]"
+    assert sorted(drawn[1:]) == [f"draw {group} [{index}]" for index in range(3, 9)]
+    order = list(state.left)
+    for name in (f"{group}/{index}" for index in range(3, 9)):
+        before = f"{group}/{int(name.rpartition('/')[2]) - 3}"
+        assert order.index(before) < order.index(name)
+        assert order.index(before) < world.asked[name]
+
+
+def test_a_turn_without_an_outcome_takes_the_later_ones_with_it(World: type[Any]) -> None:
+    """Conversation 1's first turn stays unscored: its other two leave as cancelled, everyone else talks on."""
+
+    class Cracked(World):  # type: ignore[misc, valid-type]
+        def unscored(self, index: int) -> bool:
+            return index == 1
+
+    world = Cracked()
+    state = run(world, replace(PLAN, turns=3))
+    check(world, state)
+    counts = state.ledger.samples.counts()
+    assert (counts["accepted"], counts["unscored"], counts["cancelled"]) == (24, 4, 8)
+    assert {event.reason for event in state.left.values() if event.outcome == "cancelled"} == {"turn_lost"}
+
+
+HELD_OUT = (
+    HeldOutPrompt("new", "procedural:row_norm/7", "cpu", True),
+    HeldOutPrompt("new", "procedural:row_norm/8", "cpu", True),
+    HeldOutPrompt("new", "procedural:row_norm/7", "cpu", False),
+    HeldOutPrompt("far", "procedural:pooling/1", "cpu", True),
+)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, (0, 1, 2, 3)), (2, (0, 2, 3)), (5, (0, 3))])
+def test_held_out_sets_are_measured_before_in_between_and_after(
+    World: type[Any], every: int, steps: tuple[int, ...]
+) -> None:
+    """3 steps, 4 prompts of 2 samples in 3 keys. None of them is trained on, counts for a step or is confirmed."""
+    world = World()
+    plan = replace(PLAN, steps=3, held_out=HELD_OUT, eval_every=every, held_out_samples=2, held_out_seeds=True)
+    state = run(world, plan)
+    check(world, state)
+    assert state.ledger.groups.counts()["trained"] == 6
+    assert state.ledger.groups.counts()["measured"] == 4 * len(steps)
+    assert [key[0] for key in state.held_out] == [step for step in steps for _ in range(3)]
+    first = state.held_out[0, "new", "cpu", True]
+    assert (first.prompts, first.samples, first.accepted_share) == (2, 4, 1.0)
+    assert world.measured_late == 0
+    assert len(state.confirmed) == 2
+    seeded = [call.removeprefix("seed ") for call in world.calls if call.startswith("seed")]
+    assert seeded == [*(task for task, _ in TARGETS), *dict.fromkeys(prompt.task_id for prompt in HELD_OUT)]
+
+
+def test_a_run_that_ends_before_its_steps_is_measured_at_its_end_too(World: type[Any]) -> None:
+    """4 groups at most, the last two of which are dropped: one step of two, and the run is over."""
+    world = World(zero_variance=(2, 3))
+    state = run(world, replace(PLAN, max_groups=4, held_out=HELD_OUT, eval_every=5, held_out_samples=2))
+    check(world, state)
+    assert state.step == 1
+    assert {key[0] for key in state.held_out} == {0, 1}
+
+
+def test_a_held_out_task_that_does_not_fit_is_left_out(World: type[Any]) -> None:
+    world = World(refuse=("procedural:row_norm/8", "procedural:pooling/1"))
+    state = run(world, replace(PLAN, held_out=HELD_OUT, eval_every=2, held_out_samples=2))
+    check(world, state)
+    assert state.held_out[0, "new", "cpu", True].prompts == 1
+    assert not any(key[1] == "far" for key in state.held_out)
 
 
 def test_controls_are_written_down_and_cost_no_sample(World: type[Any]) -> None:
@@ -133,6 +222,15 @@ def test_dropped_groups_are_replaced_up_to_the_limit(World: type[Any]) -> None:
     assert state.step == 2
 
 
+def test_a_run_whose_groups_are_all_dropped_ends_with_the_reason(World: type[Any]) -> None:
+    """A solved task gives groups without variance for ever: after 6 of them the run says so, and a group that is
+    trained in between starts the count anew."""
+    with pytest.raises(NothingToDo, match=r"last 6 groups gave no step \(6 zero variance\).*run.give_up_after"):
+        run(World(zero_variance=tuple(range(100))), replace(PLAN, give_up_after=6))
+    state = run(World(zero_variance=(0, 1, 2, 3, 6, 7, 8, 9)), replace(PLAN, give_up_after=6))
+    assert state.closed == "finished"
+
+
 def test_generators_are_woken_after_a_call_of_the_learner_without_a_step(World: type[Any]) -> None:
     """Both groups of the first round are dropped, so nothing is published, and the next draw needs them awake."""
     world = World(zero_variance=(0, 1))
@@ -182,11 +280,16 @@ def test_stop_cancels_in_the_ledger_and_closes(World: type[Any]) -> None:
 @given(st.integers(0, 10_000), st.floats(0.0, 0.25), st.booleans())
 def test_dying_workers_leave_balanced_ledgers(World: type[Any], seed: int, fault_rate: float, take_turns: bool) -> None:
     world = World(seed=seed, fault_rate=fault_rate)
-    changed = {"take_turns": take_turns, "max_staleness": seed % 2, "controls": bool(seed % 3)}
+    changed = {
+        "take_turns": take_turns, "max_staleness": seed % 2, "controls": bool(seed % 3), "turns": 1 + seed % 3,
+        "held_out": HELD_OUT, "eval_every": seed % 4, "held_out_samples": 2,
+    }  # fmt: skip
     state = run(world, replace(PLAN, concurrent_scores=2, attempts=6, **changed))
     check(world, state)
     assert state.step >= 2
     assert world.drawn_asleep == 0
+    assert world.measured_late == 0
+    check_held_out(state, seed % 4)
     if take_turns:
         assert world.overlaps == 0
 
@@ -200,7 +303,8 @@ def test_a_killed_coordinator_is_replaced_by_replay(World: type[Any], seed: int,
 
     async def life(rounds: int | None) -> RunState | None:
         world.busy = dict.fromkeys(world.busy, 0)
-        task = asyncio.create_task(Coordinator(replace(PLAN, attempts=6), world.handles()).run())
+        plan = replace(PLAN, attempts=6, turns=1 + seed % 3, held_out=HELD_OUT, eval_every=seed % 4, held_out_samples=2)
+        task = asyncio.create_task(Coordinator(plan, world.handles()).run())
         if rounds is None:
             return await task
         for _ in range(rounds):
@@ -218,6 +322,7 @@ def test_a_killed_coordinator_is_replaced_by_replay(World: type[Any], seed: int,
     assert state is not None
     check(world, state)
     assert state.step >= 2
+    check_held_out(state, seed % 4)
     started = [event.incarnation for event in world.events if isinstance(event, CoordinatorStarted)]
     assert started == list(range(1, len(started) + 1))
     assert isinstance(world.events[-1], RunClosed)

@@ -37,7 +37,7 @@ def test_by_hand() -> None:
         "dispatched": 8, "accepted": 3, "rejected": 1, "unscored": 1, "cancelled": 1, "in_flight": 2,
     }  # fmt: skip
     assert ledger.groups.counts() == {
-        "formed": 2, "trained": 1, "stale": 0, "below_quorum": 0, "zero_variance": 0, "pending": 1,
+        "formed": 2, "trained": 1, "stale": 0, "below_quorum": 0, "zero_variance": 0, "measured": 0, "pending": 1,
     }  # fmt: skip
     assert ledger.open_samples("b") == [2, 3]
     assert ledger.groups.pending() == ["b"]
@@ -57,7 +57,7 @@ def test_a_lost_lineage_gives_its_groups_back() -> None:
         ledger.apply(GroupLeft(group_id=group, fate="trained", epoch=0))
     ledger.apply(LineageStarted(epoch=1, step=1, reopened=("b",)))
     assert ledger.groups.counts() | {} == {
-        "formed": 2, "trained": 1, "stale": 0, "below_quorum": 0, "zero_variance": 0, "pending": 1,
+        "formed": 2, "trained": 1, "stale": 0, "below_quorum": 0, "zero_variance": 0, "measured": 0, "pending": 1,
     }  # fmt: skip
     assert ledger.apply(GroupLeft(group_id="b", fate="stale", epoch=1))
     assert not ledger.apply(GroupLeft(group_id="b", fate="trained", epoch=1))

@@ -17,7 +17,9 @@ from deploy.graph.events import (
     Event,
     GroupFormed,
     GroupLeft,
+    HeldOutMeasured,
     KernelConfirmed,
+    LineageStarted,
     PhaseEntered,
     RunClosed,
     RunOpened,
@@ -275,3 +277,20 @@ def test_the_environment_holds_versions_and_no_secret(monkeypatch: pytest.Monkey
     described = json.dumps(describe_environment())
     assert "hf_secret_value" not in described
     assert '"torch"' in described
+
+
+def test_held_out_figures_are_in_the_summary_and_exported() -> None:
+    """The latest of each set counts; a lost lineage's figures go with it."""
+    figures: dict[str, Any] = {
+        "name": "new", "device_type": "cpu", "exemplars": False, "epoch": 0, "prompts": 2, "samples": 8, "unscored": 0,
+        "accepted_share": 0.5, "above_share": 0.25, "distinct_accepted": 3, "copies": 0,
+    }  # fmt: skip
+    events = [HeldOutMeasured(step=step, mean_log_speedup=0.1 * step, **figures) for step in (0, 2, 4)]
+    state = RunState.replay([RunOpened(run_id="r1"), *events])
+    summary = report.summarize(state, [])
+    assert [(row["step"], row["mean_log_speedup"]) for row in summary["held_out"]] == [(0, 0.0), (2, 0.2), (4, 0.4)]
+    RunMetrics().update(state, events)
+    labels = {"set": "new", "device_type": "cpu", "exemplars": "none", "figure": "mean_log_speedup"}
+    assert REGISTRY.get_sample_value("kontrast_run_held_out", labels) == pytest.approx(0.4)
+    state.apply(LineageStarted(epoch=1, step=2))
+    assert [row["step"] for row in report.summarize(state, [])["held_out"]] == [0, 2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Bench:
         self.recorder = self.fresh()
 
     def fresh(self) -> Recorder:
-        tools = Tools(self.build_prompt, lambda task: SEEDS, self.evaluate)
+        tools = Tools(self.build_prompt, lambda task: SEEDS, self.evaluate, build_turn=self.build_turn)
         rules = Rules(protocol="sequential", keep_samples=True, evaluators={"cpu": 2})
         return Recorder(self.run, self.store, {TASK.id: TASK}, tools, rules)
 
@@ -49,6 +49,10 @@ class Bench:
             id=group.id, run_id="r1", task_id=task.id, task_hash=task.content_hash, device_type="cpu", text="Go.",
             exemplar_hashes=tuple(e.candidate_hash for e in exemplars),
         )  # fmt: skip
+
+    def build_turn(self, first: Prompt, history: Sequence[tuple[str, Evaluation]]) -> Prompt:
+        told = [f"{text} {evaluation.outcome}" for text, evaluation in history]
+        return first.model_copy(update={"text": " ".join(["Go.", *told]), "turn": len(history)})
 
     async def evaluate(
         self, task: Task, candidate: Candidate, device_type: str, protocol: str, first: Evaluation | None = None
@@ -469,3 +473,38 @@ def test_one_seed_of_each_speed(bench: Bench) -> None:
         names.append([event.name for event in asyncio.run(recorder.seed(TASK.id, "cpu"))])
     assert names[0] == names[1]
     assert sorted(names[0]) in (["a", "c"], ["b", "c"])
+
+
+def test_a_later_turn_is_asked_with_its_own_conversation(bench: Bench) -> None:
+    """Group of 2 conversations of 3 turns. The third turn of conversation 0 knows what its first two came to, also
+    after a restart of the recorder; conversation 1 does not show through."""
+    group = Group("r1-g00000", TASK.id, "cpu", 6, 0, turns=3)
+
+    async def go() -> list[Prompt]:
+        await bench.recorder.open_group(group)
+        texts = ["wrong 1", "fresh = 1", "better = 2"]
+        for index, text in enumerate(texts):
+            await bench.recorder.score(group, sample(index, text), last=True)
+        return [await recorder.turn_prompt(group, 4) for recorder in (bench.recorder, bench.fresh())]
+
+    for prompt in asyncio.run(go()):
+        assert (prompt.text, prompt.turn, prompt.id) == ("Go. wrong 1 rejected better = 2 accepted", 2, group.id)
+
+
+def test_an_own_earlier_answer_said_again_is_a_copy(bench: Bench) -> None:
+    """Its prompt shows it with its speedup. The other conversation has not seen it, and what was
+    wrong is wrong again."""
+    group = Group("r1-g00000", TASK.id, "cpu", 6, 0, turns=2)
+
+    async def go() -> list[SampleLeft]:
+        await bench.recorder.open_group(group)
+        texts = ["fresh = 1", "other = 1", "wrong 1", "fresh = 1  # again", "fresh = 1", "wrong 1"]
+        return [await bench.recorder.score(group, sample(i, text), last=True) for i, text in enumerate(texts)]
+
+    left = asyncio.run(go())
+    assert [event.label for event in left] == ["new", "new", "", "copy", "new", ""]
+    assert [event.edit_distance for event in left[3:4]] == [0.0]
+    standing = RunStream(bench.store, "r1").group(group.id, TASK.content_hash)
+    assert standing is not None
+    copies = {scored.sample.index for scored in standing.samples if scored.copy_of}
+    assert copies == {3}

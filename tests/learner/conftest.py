@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,24 +36,26 @@ class Records:
     def scored(
         self, index: int, judged: Evaluation | None, *, prompt_id: str = "p0", step: int = 0, epoch: int = 0,
         copy_of: str = "", token_ids: tuple[int, ...] = (5, 6, 7), logprobs: tuple[float, ...] | None = None,
-        finish_reason: str = "stop", readable: bool = True,
+        finish_reason: str = "stop", readable: bool = True, **more: Any,
     ) -> ScoredSample:  # fmt: skip
         """A sample with its evaluation, drawn under one policy version."""
         sample = Sample(
             id=f"{prompt_id}/{index}", prompt_id=prompt_id, index=index, text="", token_ids=token_ids,
             logprobs=(-1.0,) * len(token_ids) if logprobs is None else logprobs,
             policy_versions=(PolicyVersion(epoch=epoch, step=step),), finish_reason=finish_reason,
-            candidate=Candidate(source=f"x = {index}") if readable else None,
+            candidate=Candidate(source=f"x = {index}") if readable else None, **more,
         )  # fmt: skip
         return ScoredSample(sample=sample, evaluation=judged, copy_of=copy_of)
 
     def group(
-        self, samples: list[ScoredSample], *, group_id: str = "p0", prompt_ids: tuple[int, ...] = (1, 2, 3)
-    ) -> ScoredGroup:
+        self, samples: list[ScoredSample], *, group_id: str = "p0", prompt_ids: tuple[int, ...] = (1, 2, 3),
+        turns: int = 1,
+    ) -> ScoredGroup:  # fmt: skip
         """A scored group of these samples."""
         prompt = Prompt(
-            id=group_id, run_id="r", task_id="t", task_hash=TASK_HASH, device_type="cpu", text="", token_ids=prompt_ids
-        )
+            id=group_id, run_id="r", task_id="t", task_hash=TASK_HASH, device_type="cpu", text="",
+            token_ids=prompt_ids, turns=turns,
+        )  # fmt: skip
         return ScoredGroup(id=group_id, run_id="r", prompt=prompt, samples=tuple(samples))
 
 

@@ -14,11 +14,12 @@ import torch
 
 from learner.batch import TokenSequence
 from learner.config import DeepSpeedConfig, GrpoConfig, OptimizerConfig, PolicyConfig
-from learner.contrastive import TrainItem, grpo_step
+from learner.contrastive import grpo_step
 from learner.engine import PolicyTrainer, learning_rate
 from learner.errors import CheckpointError
 from learner.policy import load_policy
 from learner.reference import FrozenWeights
+from learner.sampled import TrainItem
 
 pytestmark = pytest.mark.heavy
 

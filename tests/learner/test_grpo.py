@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from learner.config import GrpoConfig
 from learner.errors import NotFiniteError
-from learner.grpo import GrpoLoss, group_advantages, grpo_loss, k3, token_weights
+from learner.grpo import GrpoLoss, group_advantages, grpo_loss, token_weights
+from learner.importance import k3
 from learner.moments import RewardMoments
 
 PLAIN = GrpoConfig(smoothing="none")
@@ -58,6 +59,14 @@ def test_std_floor_keeps_timing_noise_small_with_and_without_smoothing(smoothing
     torch.testing.assert_close(group_advantages(f64(1.0, 3.0), config), f64(-1.0, 1.0))
 
 
+def test_noise_floor_is_the_noise_of_the_groups_own_timings() -> None:
+    """Rewards 1.00, 1.02 with a timing noise of 0.1: +-0.01 / 0.1; with less noise than spread: the plain deviation."""
+    config = GrpoConfig(smoothing="none", scale="noise_floor", std_floor=99.0)
+    torch.testing.assert_close(group_advantages(f64(1.0, 1.02), config, noise=0.1), f64(-0.1, 0.1))
+    torch.testing.assert_close(group_advantages(f64(1.0, 3.0), config, noise=0.1), f64(-1.0, 1.0))
+    torch.testing.assert_close(group_advantages(f64(1.0, 1.02), config), f64(-1.0, 1.0))
+
+
 def test_leave_one_out_subtracts_the_mean_of_the_others() -> None:
     """Rewards 0, 3, 6: the others' means are 4.5, 3, 1.5: advantages -4.5, 0, 4.5."""
     config = GrpoConfig(smoothing="none", scale="none", baseline="leave_one_out")
@@ -95,11 +104,28 @@ def test_moments_are_those_of_all_rewards() -> None:
     assert moments.deviation == pytest.approx(math.sqrt(3.5))
 
 
-def test_token_weights_by_hand() -> None:
-    """Lengths 1 and 3 in a step of 8 tokens and 4 sequences."""
-    assert token_weights([1, 3], "token", step_tokens=8, step_sequences=4).tolist() == [0.125] * 4
-    weights = token_weights([1, 3], "sequence", step_tokens=8, step_sequences=4)
-    torch.testing.assert_close(weights, torch.tensor([0.25, 1 / 12, 1 / 12, 1 / 12]))
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("token", [1 / 8, 1 / 8, 1 / 8]),
+        ("sequence", [1 / 3, 1 / 9, 1 / 12]),
+        ("prompt", [1 / 8, 1 / 8, 1 / 8]),
+        ("constant", [1 / 30, 1 / 30, 1 / 30]),
+    ],
+)
+def test_token_weights_by_hand(aggregation: str, expected: list[float]) -> None:
+    """Lengths 1, 3 of group 0 and 4 of group 1. Tokens of the step: 8. Sequences: 3. Prompts: 4 tokens each, 2 prompts.
+    Constant: 3 sequences of 10 tokens."""
+    config = GrpoConfig(aggregation=aggregation, aggregation_tokens=10)
+    weights = token_weights([1, 3, 4], [0, 0, 1], config)
+    assert weights == pytest.approx(expected)
+    total = sum(weight * length for weight, length in zip(weights, [1, 3, 4], strict=True))
+    assert total == pytest.approx(8 / 30 if aggregation == "constant" else 1.0)
+
+
+def test_prompts_of_different_lengths_count_alike() -> None:
+    """Group 0 has 2 tokens, group 1 has 6: weights 1/4 and 1/12; by tokens each would be 1/8."""
+    assert token_weights([2, 6], [0, 1], GrpoConfig(aggregation="prompt")) == pytest.approx([1 / 4, 1 / 12])
 
 
 def loss_of(
@@ -139,7 +165,7 @@ def test_correction_is_truncated_at_its_cap() -> None:
     sampler = [math.log(0.25), math.log(0.1), 0.0]
     loss = loss_of([0.5] * 3, [0.5] * 3, [1, 1, 1], GrpoConfig(), sampler_logprobs_n=sampler)
     assert float(loss.loss) == pytest.approx(-1.5)
-    assert loss.correction_capped == 1
+    assert loss.correction_cut == 1
     assert loss.mismatch_sum == pytest.approx(math.log(2) + math.log(5) + math.log(0.5))
     off = loss_of([0.5] * 3, [0.5] * 3, [1, 1, 1], GrpoConfig(correction="none"), sampler_logprobs_n=sampler)
     assert float(off.loss) == pytest.approx(-1.0)
@@ -166,27 +192,30 @@ def test_a_broken_log_probability_stops_the_step(broken: float, where: str) -> N
 
 
 @pytest.mark.parametrize("kl_weight", [0.0, 0.3])
-@pytest.mark.parametrize("correction", ["truncated", "none"])
-@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+@pytest.mark.parametrize("correction", ["truncated", "masked", "sequence_masked", "none"])
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "prompt", "constant"])
 def test_gradient_equals_finite_differences(kl_weight: float, correction: str, aggregation: str) -> None:
     """Central differences in float64, step 1e-6, away from the kinks of the clip."""
     torch.manual_seed(0)
-    config = GrpoConfig(kl_weight=kl_weight, correction=correction, aggregation=aggregation)
+    config = GrpoConfig(
+        kl_weight=kl_weight, correction=correction, aggregation=aggregation, correction_floor=0.1, correction_cap=4.0
+    )
     old, sampler, reference = (-torch.rand(7, dtype=torch.float64) - 0.2 for _ in range(3))
     point = old + 0.15 * torch.randn(7, dtype=torch.float64)
     advantages = f64(1, 1, 1, -2, -2, 0.5, 0.5)
-    weights = token_weights([3, 2, 2], aggregation, step_tokens=7, step_sequences=3).double()
+    lengths = [3, 2, 2]
+    weights = f64(*token_weights(lengths, [0, 0, 1], config)).repeat_interleave(torch.tensor(lengths))
 
     def value(logprobs: torch.Tensor) -> torch.Tensor:
         return grpo_loss(
-            logprobs, advantages, weights, config, old_logprobs_n=old, sampler_logprobs_n=sampler,
+            logprobs, advantages, weights, config, lengths=lengths, old_logprobs_n=old, sampler_logprobs_n=sampler,
             reference_logprobs_n=reference,
         ).loss  # fmt: skip
 
     at = point.clone().requires_grad_()
     value(at).backward()
     assert at.grad is not None
-    assert float(at.grad.abs().min()) > 1e-4, "a token without a gradient would test nothing"
+    assert float(at.grad.abs().min()) > 1e-6, "a token without a gradient would test nothing"
     for i in range(7):
         step = torch.zeros(7, dtype=torch.float64)
         step[i] = 1e-6

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from learner.checkpoint import CheckpointFolder
 from learner.config import CheckpointConfig, GrpoConfig, LearnerConfig
-from learner.contrastive import TrainItem
 from learner.loop import Learner
+from learner.sampled import TrainItem
 from tasks.records import PolicyVersion, ScoredGroup
 
 

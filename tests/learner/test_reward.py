@@ -47,6 +47,15 @@ def test_failures_and_copies_by_configuration(records: Any) -> None:
     assert reward_of(unreadable, RewardConfig(unreadable=-0.5)) == -0.5
 
 
+def test_a_completion_cut_by_the_token_limit(records: Any) -> None:
+    """By its code unless the configuration gives it a reward of its own; a copy stays a copy."""
+    cut = records.scored(0, records.evaluation(1.5), finish_reason="length")
+    assert reward_of(cut, PLAIN) == 1.5
+    assert reward_of(cut, RewardConfig(truncated=-0.5)) == -0.5
+    copied = records.scored(0, records.evaluation(1.5), finish_reason="length", copy_of="e" * 64)
+    assert reward_of(copied, RewardConfig(truncated=-0.5)) == 0.0
+
+
 def test_what_the_infrastructure_broke_is_left_out(records: Any) -> None:
     assert reward_of(records.scored(0, None), PLAIN) is None
     assert reward_of(records.scored(0, records.evaluation(reason="evaluator_lost")), PLAIN) is None

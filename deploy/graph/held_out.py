@@ -1,0 +1,68 @@
+"""Evaluation on held-out sets: what is drawn at a step, and the figures that come of it.
+
+Pure. Invariants: the prompts of a set are the same at every step and for every policy of a run, exemplars included;
+nothing of a held-out sample is trained on or shown to anyone; what the infrastructure broke counts nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.graph.events import HeldOutMeasured, SampleLeft
+
+ABOVE = 1.05
+"""Speedup from which a kernel counts as faster."""
+
+
+@dataclass(frozen=True)
+class HeldOutPrompt:
+    """One prompt of a held-out set."""
+
+    name: str
+    """Of the set."""
+    task_id: str
+    device_type: str
+    exemplars: bool
+
+    @property
+    def key(self) -> tuple[str, str, bool]:
+        """What figures are told apart by."""
+        return self.name, self.device_type, self.exemplars
+
+
+def group_name(run_id: str, epoch: int, step: int, number: int) -> str:
+    """Id of the group of the `number`-th prompt at a step; the lineage is in it, so that a lost one's is not taken."""
+    return f"{run_id}-h{epoch}.{step}-{number:04d}"
+
+
+def measured(
+    prompts: Sequence[HeldOutPrompt], events: Sequence[SampleLeft], *, epoch: int, step: int, lower_end: bool
+) -> HeldOutMeasured:
+    """The figures of the prompts of one key from their samples.
+
+    Speedups are the interval's lower end where that is what is paid (`lower_end`). A copy of a shown exemplar counts as
+    a failure.
+    """
+    scored = [event for event in events if event.outcome in ("accepted", "rejected")]
+    kept = [event for event in scored if event.outcome == "accepted" and not is_copy(event)]
+    speedups = [(event.ci_low if lower_end else event.speedup) or 0.0 for event in kept]
+    distances = [event.edit_distance for event in kept if event.edit_distance is not None]
+    count = max(1, len(scored))
+    first = prompts[0]
+    return HeldOutMeasured(
+        name=first.name, device_type=first.device_type, exemplars=first.exemplars, epoch=epoch, step=step,
+        prompts=len(prompts), samples=len(scored), unscored=len(events) - len(scored),
+        mean_log_speedup=sum(math.log(max(1.0, speedup)) for speedup in speedups) / count,
+        accepted_share=len(kept) / count,
+        above_share=sum(speedup > ABOVE for speedup in speedups) / count,
+        distinct_accepted=len({event.candidate_hash for event in kept}),
+        copies=sum(is_copy(event) for event in scored),
+        edit_distance=sum(distances) / len(distances) if distances else None,
+    )  # fmt: skip
+
+
+def is_copy(event: SampleLeft) -> bool:
+    """True for a kernel that equals one that its prompt showed: nothing lies between them."""
+    return event.edit_distance == 0.0
