@@ -16,10 +16,9 @@ from evaluator.judgement.defences import ALL_DEFENCES
 from evaluator.judgement.facts import CallResult, DrawKind
 from evaluator.observed import Observed
 from evaluator.sides import Side, Which
-from evaluator.timing.clock import ArmTurn
+from evaluator.timing.clock import MOST_LEAD_NS, ArmTurn
 from evaluator.timing.statistics import Pair, timer_facts, with_alone
 from evaluator.worker import schema
-from evaluator.worker.backend import MOST_LEAD_NS
 
 if TYPE_CHECKING:
     from evaluator.device_cuda import Gauges

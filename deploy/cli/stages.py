@@ -17,6 +17,7 @@ from deploy.cli.display import plain
 from deploy.config import Config
 from deploy.folder import RunFolder
 from tasks.errors import UsageError
+from tasks.figures import figures, interval
 from tasks.records import Task
 
 DONE = "done.json"
@@ -77,9 +78,9 @@ def supervised(config: Config, folder: RunFolder, tasks: Sequence[Task]) -> int:
         report = tune(config, folder, plain, follow)
     perplexity = report["held_out_perplexity"]
     plain(
-        f"stage sft: {report['steps']} steps on {report['pairs']} pairs, loss {report['first_loss']:.3f} to "
-        f"{report['last_loss']:.3f}"
-        + ("" if perplexity is None else f", held-out perplexity {perplexity:.3f}")
+        f"stage sft: {report['steps']} steps on {report['pairs']} pairs, loss "
+        + interval(report["first_loss"], report["last_loss"])
+        + ("" if perplexity is None else f", held-out perplexity {figures(perplexity)}")
         + f"; curve: {folder.path / 'sft.jsonl'}"
     )
     return 0

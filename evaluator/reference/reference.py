@@ -23,8 +23,9 @@ from evaluator.reference.domain import draw_inputs
 from evaluator.reference.fresh import timed_inputs
 from evaluator.reference.parameters import Style, usable_state
 from evaluator.reference.subject import Subject, map_tensors, seeded
+from evaluator.timing.clock import MOST_LEAD_NS
 from evaluator.worker import burst, native
-from evaluator.worker.backend import MOST_LEAD_NS, Backend
+from evaluator.worker.backend import Backend
 from evaluator.worker.tree import flatten
 from tasks.records.task import Precision
 

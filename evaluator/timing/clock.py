@@ -25,6 +25,8 @@ STOLEN_SHARE = 0.05
 DISTURBED = "others ran on the arms' core"
 """Why a pair is discarded: as a whole, whichever arm was disturbed."""
 _SURE_PAIRS = 20
+MOST_LEAD_NS = 1_000_000
+"""Longest lead of a device's clock; what takes longer to launch is timed with the rest of its launch."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,6 @@ _memset = ctypes.memset
 POISON_BYTE = 0xFF
 """What memory is overwritten with that no result may lie in: NaN in every floating type."""
 
-MOST_LEAD_NS = 1_000_000
-"""Longest lead of a device's clock; what takes longer to launch is timed with the rest of its launch."""
-
 First = Callable[[Any], None]
 """Delivers the first call's result."""
 

@@ -24,9 +24,10 @@ from typing import Any
 
 import torch
 
+from evaluator.timing.clock import MOST_LEAD_NS
 from evaluator.worker.arena import Arena
 from evaluator.worker.arena_cuda import CudaArena, Runtime
-from evaluator.worker.backend import MOST_LEAD_NS, POISON_BYTE, First
+from evaluator.worker.backend import POISON_BYTE, First
 from evaluator.worker.burst import Burst
 
 FLUSH_CACHES = 2

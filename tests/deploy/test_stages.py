@@ -89,7 +89,8 @@ def test_a_model_trained_whole_is_handed_on_as_the_model(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("names", "said"), [
-    ("sft,rlhf", "there is no stage 'rlhf'.*the stages are sft, rl"), ("rl,rl", "each once"), ("", "name one or more"),
+    ("sft,rlhf", "there is no stage 'rlhf'.*the stages are sft, self_supervised, contrastive, rl"),
+    ("rl,rl", "each once"), ("", "name one or more"),
 ])  # fmt: skip
 def test_stages_that_cannot_be_run_are_one_sentence(names: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):

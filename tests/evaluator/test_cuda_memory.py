@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from evaluator.reference.placement_cuda import CudaPlacement
+from evaluator.timing.clock import MOST_LEAD_NS
 from evaluator.worker.arena import GUARD_BYTES, Slot
 from evaluator.worker.arena_cuda import CudaArena
-from evaluator.worker.backend import MOST_LEAD_NS
 from evaluator.worker.backend_cuda import CudaBackend
 
 _spec = importlib.util.spec_from_file_location("fake_cuda", Path(__file__).parent / "fake_cuda.py")

@@ -10,7 +10,7 @@ import pytest
 
 from evaluator import Evaluator, EvaluatorConfig
 from evaluator.bench import LEAST_LEAD_NS, Bench
-from evaluator.worker.backend import MOST_LEAD_NS
+from evaluator.timing.clock import MOST_LEAD_NS
 from tasks.records import Candidate
 from tasks.reference_source import task_from_source
 
