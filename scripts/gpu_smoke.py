@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from gpu_smoke_cases import AA_TASKS, OWN_CASES, renamed  # noqa: E402
-from redteam_table import selected  # noqa: E402
 
 from evaluator import Evaluator, EvaluatorConfig  # noqa: E402
 from evaluator.compile import CompilePool  # noqa: E402
@@ -36,6 +35,7 @@ from evaluator.compile.routes import arch_of  # noqa: E402
 from evaluator.device import open_device  # noqa: E402
 from evaluator.worker.sandbox import LAYERS  # noqa: E402
 from tasks.records import Candidate, Evaluation, Task  # noqa: E402
+from tasks.redteam import departure, selected  # noqa: E402
 from tasks.reference_source import task_from_source  # noqa: E402
 
 CASE_S = 60
@@ -62,8 +62,9 @@ class Case:
     candidate: str
     expect: str
     """`accept`, `reject`, or `aa`: accepted at a speedup of one."""
-    reasons: tuple[str, ...] = ()
-    neutral_max: float = 0.0
+    reason: str = ""
+    also_ok: tuple[str, ...] = ()
+    neutral_speedup_max: float = 0.0
     builds: bool = False
 
 
@@ -165,17 +166,12 @@ def _described(evaluation: Evaluation) -> dict[str, Any]:
 def _verdict(case: Case, evaluation: Evaluation) -> str:
     if evaluation.outcome == "unscored":
         return "UNSCORED"
-    accepted, found = evaluation.outcome == "accepted", evaluation.measurement
-    if case.expect == "reject":
-        neutral = found is not None and 0 < found.speedup <= case.neutral_max
-        if accepted:
-            return "ok" if neutral else "WRONG"
-        return "ok" if not case.reasons or evaluation.reason in case.reasons else "reason?"
-    if not accepted or found is None:
-        return "WRONG"
+    found = evaluation.measurement
     if case.expect == "aa":
-        return "ok" if found.ci_low <= 1.0 <= found.ci_high or abs(found.speedup - 1) < 0.02 else "WRONG"
-    return "ok"
+        return "ok" if found is not None and found.ci_low <= 1.0 <= found.ci_high else "WRONG"
+    if not departure(asdict(case), evaluation):
+        return "ok"
+    return "reason?" if case.expect == "reject" and evaluation.outcome == "rejected" else "WRONG"
 
 
 def _redteam(folder: Path) -> list[Case]:
@@ -183,9 +179,8 @@ def _redteam(folder: Path) -> list[Case]:
     for path, said in selected(folder, "cuda"):
         candidate = (path / "candidate.py").read_text()
         cases.append(Case(
-            path.name, (path / "task.py").read_text(), candidate, said["expect"],
-            tuple(filter(None, (said.get("reason"), *(said.get("also_ok") or ())))),
-            float(said.get("neutral_speedup_max") or 0), "load_inline" in candidate,
+            path.name, (path / "task.py").read_text(), candidate, said["expect"], said.get("reason") or "",
+            tuple(said.get("also_ok") or ()), float(said.get("neutral_speedup_max") or 0), "load_inline" in candidate,
         ))  # fmt: skip
     return sorted(cases, key=lambda case: (case.builds, case.name == "resource__spinning-kernel"))
 

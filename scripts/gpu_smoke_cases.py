@@ -172,15 +172,15 @@ def _case(name: str, candidate: str, expect: str = "accept", **more: Any) -> dic
 
 OWN_CASES: list[dict[str, Any]] = [
     _case("own_torch", TORCH),
-    _case("own_wrong", WRONG, "reject", reasons=("incorrect",)),
+    _case("own_wrong", WRONG, "reject", reason="incorrect"),
     _case("own_triton", TRITON),
     _case("own_nvrtc", NVRTC),
     _case("own_cupy", CUPY),
     _case("own_nvcc_ctypes", NVCC),
     _case("own_graph_with_copies", GRAPH),
-    _case("own_early_side_stream", EARLY, "reject", neutral_max=1.05),
-    _case("own_fault", FAULT, "reject", reasons=("crash",)),
-    _case("own_hoards_device_memory", HOARD, "reject", reasons=("resource_abuse", "state_leak")),
+    _case("own_early_side_stream", EARLY, "reject", neutral_speedup_max=1.05),
+    _case("own_fault", FAULT, "reject", reason="crash"),
+    _case("own_hoards_device_memory", HOARD, "reject", reason="resource_abuse", also_ok=("state_leak",)),
     _case("own_load_inline", INLINE, builds=True),
 ]
 

@@ -104,7 +104,7 @@ class Arm:
                 deadline += self._build(self.serve, message)
             except wire.WireTimeout:
                 if left <= 0:
-                    raise ArmFault("deadline", f"no answer within {timeout_s:g} s") from None
+                    raise ArmFault("deadline", f"no answer within {timeout_s:.3g} s") from None
                 self.watch()
 
     def _build(self, serve: Serve, message: dict[str, Any]) -> float:
