@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
     else:
         raise ConfigError("Name a preset or a TOML file, or a run to --resume.")
     tasks = read_tasks(config)
-    held_out = read_held_out(config, tasks)
     if dry_run:
         return print_plan(config, tasks)
     run.create()
@@ -47,11 +46,11 @@ def run_training(source: str, overrides: Sequence[str], *, dry_run: bool = False
     from deploy.graph.workers import make_workers, prepare
 
     prepared = prepare(config)
-    return train(prepared, run, tasks, make_workers, held_out)
+    return train(prepared, run, tasks, make_workers)
 
 
 def read_tasks(config: Config) -> list[Task]:
-    """The tasks that the selectors name, each once."""
+    """The tasks that the selectors name, each once; raises UsageError also for what is wrong with the held-out sets."""
     from tasks.suites import list_tasks
 
     if not config.run.tasks:
@@ -64,6 +63,7 @@ def read_tasks(config: Config) -> list[Task]:
     for selector in config.run.tasks:
         for task in list_tasks(selector, size=config.run.size):
             found.setdefault(task.id, task)
+    read_held_out(config, list(found.values()))
     return list(found.values())
 
 
@@ -106,10 +106,7 @@ def print_plan(config: Config, tasks: Sequence[Task]) -> int:
     return 0
 
 
-def train(
-    config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers,
-    held_out: Mapping[str, Sequence[Task]] | None = None,
-) -> int:  # fmt: skip
+def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers) -> int:
     """Runs, shows progress, writes the summary, prints the table; the exit code."""
     followers: list[Follower] = []
     started_s = time.time()
@@ -129,7 +126,7 @@ def train(
             return watch
 
         try:
-            execute(config, run, tasks, make_workers, follow, display.say, held_out)
+            execute(config, run, tasks, make_workers, follow, display.say, read_held_out(config, tasks))
         finally:
             if exporter is not None:
                 exporter.stop()
