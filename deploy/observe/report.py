@@ -205,8 +205,8 @@ def held_out_lines(summary: dict[str, Any]) -> list[str]:
     return [
         f"held out, {name} on {device_type}, {'with' if exemplars else 'without'} exemplars: "
         + "; ".join(
-            f"step {row['step']}: mean log-speedup {row['mean_log_speedup']:.3f}, {row['accepted_share']:.0%} accepted, "
-            f"{row['above_share']:.0%} above 1.05, {row['distinct_accepted']} distinct of {row['samples']}"
+            f"step {row['step']}: mean log-speedup {row['mean_log_speedup']:.3f}, {row['accepted_share']:.0%} accepted"
+            f", {row['above_share']:.0%} above 1.05, {row['distinct_accepted']} distinct of {row['samples']}"
             for row in (rows[at] for at in dict.fromkeys((0, len(rows) - 1)))
         )
         for (name, device_type, exemplars), rows in by_key.items()
