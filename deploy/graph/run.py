@@ -25,7 +25,7 @@ from deploy.graph.cluster import joined, named_address, nodes_of, requests_of
 from deploy.graph.held_out import HeldOutPrompt
 from deploy.graph.placement import make_plan
 from deploy.graph.plan import RunPlan
-from deploy.graph.recorder import Rules, Tools
+from deploy.graph.tools import Rules, Tools
 from exemplar_store import ExemplarStore, RunStream
 from exemplar_store.errors import StoreUsageError
 from tasks.errors import KontrastError
