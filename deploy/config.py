@@ -59,6 +59,27 @@ class RunConfig(Section):
     """All of the run's own draws follow from it."""
 
 
+class HeldOutConfig(Section):
+    """Tasks that the policy is measured on and never trained on."""
+
+    eval_every: int = Field(default=0, ge=0)
+    """Steps between two evaluations, the first before any step, one more after the last; 0 never."""
+    sets: dict[str, str] = {}
+    """Tasks of each set, by its name: selectors as in `run.tasks`, separated by commas."""
+    samples: int = Field(default=4, ge=1)
+    """Samples of each prompt."""
+    prompts: Literal["with_exemplars", "without_exemplars", "both"] = "with_exemplars"
+    """Whether prompts show exemplars: seed kernels of the task, the same at every step whatever `store.strategy` is."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.eval_every and not any(self.sets.values()):
+            raise ValueError(
+                f"held_out.eval_every = {self.eval_every} has nothing to evaluate: name tasks in held_out.sets"
+            )
+        return self
+
+
 class Timeouts(Section):
     """Longest waits of the coordinator, in seconds; an error names the one that passed."""
 
@@ -205,27 +226,6 @@ class AugmentConfig(Section):
         return self
 
 
-class HeldOutConfig(Section):
-    """Tasks that the policy is measured on and never trained on."""
-
-    eval_every: int = Field(default=0, ge=0)
-    """Steps between two evaluations, the first before any step, one more after the last; 0 never."""
-    sets: dict[str, str] = {}
-    """Tasks of each set, by its name: selectors as in `run.tasks`, separated by commas."""
-    samples: int = Field(default=4, ge=1)
-    """Samples of each prompt."""
-    prompts: Literal["with_exemplars", "without_exemplars", "both"] = "with_exemplars"
-    """Whether prompts show exemplars: seed kernels of the task, the same at every step whatever `store.strategy` is."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.eval_every and not any(self.sets.values()):
-            raise ValueError(
-                f"held_out.eval_every = {self.eval_every} has nothing to evaluate: name tasks in held_out.sets"
-            )
-        return self
-
-
 class ObserveConfig(Section):
     """Progress and metrics."""
 
@@ -250,6 +250,7 @@ class Config(Section):
     """The whole tree."""
 
     run: RunConfig = RunConfig()
+    held_out: HeldOutConfig = HeldOutConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     store: StoreConfig = StoreConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -257,7 +258,6 @@ class Config(Section):
     cluster: ClusterConfig = ClusterConfig()
     review: ReviewConfig = ReviewConfig()
     augment: AugmentConfig = AugmentConfig()
-    held_out: HeldOutConfig = HeldOutConfig()
     observe: ObserveConfig = ObserveConfig()
 
     @model_validator(mode="after")

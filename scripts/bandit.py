@@ -6,7 +6,7 @@ One prompt, one token an answer: 63 arms, each with a fixed reward (see `payoff`
 coordinator, store, queue, engine, learner and publication are the real ones (scripts/toy.py), and the learner waits
 until generation is as far ahead as the staleness allows. What is reported is the policy's own expectation over all
 arms, by the weights that were published, not the mean of noisy samples. Without staleness both sides have the same
-weights, so that there is nothing to correct. Writes `bandit.jsonl` (a line per step) and `bandit.svg`, prints a table.
+weights, so that there is nothing to correct. Writes a line per step and a picture, prints a table.
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ def payoff(task: Task, tokens: Sequence[int]) -> float | None:  # noqa: ARG001
     return 1.0 if tokens[0] == 50 else 0.02 + 0.48 * (tokens[0] * 7 % toy.WORDS) / toy.WORDS
 
 
-def settings(staleness: int, correction: str, seed: int, steps: int) -> list[str]:
+def settings(staleness: int, correction: str, seed: int, steps: int, learning_rate: float) -> list[str]:
     """What one run differs in, and what all have in common."""
     return [
         "--learner.steps", str(steps), "--learner.grpo.groups_per_step", "2", "--rollout.sampling.group_size", "16",
         "--rollout.sampling.max_tokens", "1", "--store.strategy", "none", "--run.max_groups", "0",
         "--cluster.take_turns", "false", "--rollout.staleness.max_staleness", str(staleness),
         "--learner.grpo.max_staleness", str(staleness), "--learner.grpo.zero_variance", "keep",
-        "--learner.grpo.correction", correction, "--learner.optimizer.learning_rate", str(LEARNING_RATE),
+        "--learner.grpo.correction", correction, "--learner.optimizer.learning_rate", str(learning_rate),
         "--run.seed", str(seed), "--rollout.seed", str(seed), "--rollout.staleness.max_groups_in_flight", "1",
     ]  # fmt: skip
 
 
-def run(folder: Path, staleness: int, correction: str, seed: int, steps: int = STEPS) -> list[dict[str, Any]]:
+def run(
+    folder: Path, staleness: int, correction: str, seed: int, steps: int = STEPS, learning_rate: float = LEARNING_RATE
+) -> list[dict[str, Any]]:
     """One run; a line per optimizer step."""
     model = toy.make_model(folder / "model", seed)
     expectations: list[float] = []
@@ -68,7 +70,7 @@ def run(folder: Path, staleness: int, correction: str, seed: int, steps: int = S
             expectations.append(expectation(newest(folder / "r-1" / "weights")))
 
     task = toy.toy_tasks(1)
-    config = toy.toy_config("demo", settings(staleness, correction, seed, steps))
+    config = toy.toy_config("demo", settings(staleness, correction, seed, steps, learning_rate))
     state = toy.ToyRun(config, folder / "r-1", model, task, payoff, paced=True, generator=Watched).run()
     state.ledger.check()
     return [
@@ -183,6 +185,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
+    parser.add_argument("--name", default="bandit", help="of the files that are written")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 4, 8])
     options = parser.parse_args()
     import torch
@@ -195,12 +199,12 @@ def main() -> int:
     for seed in range(options.seeds):
         for staleness, correction in arms:
             with tempfile.TemporaryDirectory(prefix="bandit-") as folder:
-                lines = run(Path(folder), staleness, correction, seed, options.steps)
+                lines = run(Path(folder), staleness, correction, seed, options.steps, options.learning_rate)
             runs[staleness, correction].append(lines)
             print(f"staleness {staleness}, {correction}, seed {seed}: {steps_to_solve(lines)}", flush=True)
             everything = [line for seeds in runs.values() for found in seeds for line in found]
-            toy.write_lines(options.out / "bandit.jsonl", everything)
-    (options.out / "bandit.svg").write_text(plot(runs, options.steps))
+            toy.write_lines(options.out / f"{options.name}.jsonl", everything)
+    (options.out / f"{options.name}.svg").write_text(plot(runs, options.steps))
     rows = table(runs, options.steps)
     print("\n".join([f"torch {torch.__version__}, Python {platform.python_version()}", *rows]))
     return 0

@@ -24,10 +24,10 @@ from deploy.folder import RunFolder
 from deploy.graph.actors import RecorderActor
 from deploy.graph.coordinator import Coordinator
 from deploy.graph.generating import GeneratorActor
-from deploy.graph.recorder import Rules, Seed, Tools
 from deploy.graph.remote import remote_handles
 from deploy.graph.run import run_plan
 from deploy.graph.state import Group, RunState
+from deploy.graph.tools import Rules, Seed, Tools
 from exemplar_store import ExemplarStore, RunStream
 from learner.actor import LearnerProcess
 from learner.loop import Learned, Standing

@@ -107,7 +107,7 @@ def print_result(summary: dict[str, Any], folder: str) -> None:
     typer.echo("")
     typer.echo(report.comparison_text(summary))
     typer.echo(report.speed_line(summary))
-    for line in report.control_lines(summary):
+    for line in [*report.held_out_lines(summary), *report.control_lines(summary)]:
         typer.echo(line)
     samples, groups = summary["samples"], summary["groups"]
     typer.echo("samples: " + ", ".join(f"{count} {name}" for name, count in samples.items()))

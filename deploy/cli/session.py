@@ -155,10 +155,7 @@ def prepared(config: Config) -> Config:
         return prepare(config)
 
 
-def train(
-    config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers,
-    held_out: Mapping[str, Sequence[Task]] | None = None,
-) -> int:  # fmt: skip
+def train(config: Config, run: RunFolder, tasks: Sequence[Task], make_workers: MakeWorkers) -> int:
     """Runs, shows progress, writes the summary, prints the table; the exit code."""
     followers: list[Follower] = []
     started_s = time.time()
@@ -182,7 +179,7 @@ def train(
             return watch
 
         try:
-            execute(config, run, tasks, make_workers, follow, display.stage, held_out)
+            execute(config, run, tasks, make_workers, follow, display.stage, read_held_out(config, tasks))
         finally:
             if exporter is not None:
                 exporter.stop()

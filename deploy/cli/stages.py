@@ -44,12 +44,11 @@ def loop(**learner: Any) -> Runner:
     """A stage that samples, evaluates and learns, with these settings of the learner."""
 
     def run(config: Config, folder: RunFolder, tasks: Sequence[Task]) -> int:
-        from deploy.cli.session import read_held_out, train
+        from deploy.cli.session import train
         from deploy.graph.workers import make_workers
 
         settings = config.learner.model_copy(update=learner)
-        staged = config.model_copy(update={"learner": settings})
-        return train(staged, folder, tasks, make_workers, read_held_out(config, tasks))
+        return train(config.model_copy(update={"learner": settings}), folder, tasks, make_workers)
 
     return run
 

@@ -12,9 +12,10 @@ from deploy.folder import RunFolder
 from deploy.graph.coordinator import Coordinator
 from deploy.graph.events import ControlMeasured, KernelConfirmed, SampleLeft, SeedEvaluated
 from deploy.graph.plan import RunPlan
-from deploy.graph.recorder import Recorder, Rules, Tools
+from deploy.graph.recorder import Recorder
 from deploy.graph.remote import remote_handles
 from deploy.graph.state import Group
+from deploy.graph.tools import Rules, Tools
 from exemplar_store import ExemplarStore, RunStream, StoreConfig
 from tasks.integrity import check_integrity
 from tasks.records import Prompt, Sample, Task

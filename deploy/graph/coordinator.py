@@ -35,7 +35,7 @@ from deploy.graph.handles import (
     WaitedTooLong,
     WorkerLost,
 )
-from deploy.graph.held_out import HeldOutPrompt, group_name, measured
+from deploy.graph.held_out import figures_now, held_out_now
 from deploy.graph.learning import Learning
 from deploy.graph.ledger import sample_id
 from deploy.graph.plan import RunPlan
@@ -224,14 +224,6 @@ class Coordinator:
         limit = bool(self.plan.max_groups) and len(self.state.training_groups()) >= self.plan.max_groups
         return (limit or not self._open_targets()) and not self.state.groups_in_progress()
 
-    def _held_out(self) -> dict[str, HeldOutPrompt]:
-        """The prompts of an evaluation at the present step, by their groups' ids."""
-        plan, state = self.plan, self.state
-        return {
-            group_name(plan.run_id, state.epoch, state.step, number): prompt
-            for number, prompt in enumerate(plan.held_out) if prompt.task_id not in state.skipped
-        }  # fmt: skip
-
     def _evaluation_due(self) -> bool:
         """True while the present version is to be measured on the held-out sets and is not; nothing is learned then."""
         every, step = self.plan.eval_every, self.state.step
@@ -240,13 +232,14 @@ class Coordinator:
         last = step >= self.plan.steps or (self._exhausted() and not self.state.ready_groups())
         if step % every and not last:
             return False
-        return any((step, *prompt.key) not in self.state.held_out for prompt in self._held_out().values())
+        prompts = held_out_now(self.plan, self.state)
+        return any((step, *prompt.key) not in self.state.held_out for prompt in prompts.values())
 
     async def _hold_out(self) -> None:
         """Forms the held-out groups of the present version once the generators have it; measures when all are whole."""
         if not self._evaluation_due() or self.state.published != (self.state.epoch, self.state.step):
             return
-        for name, prompt in self._held_out().items():
+        for name, prompt in held_out_now(self.plan, self.state).items():
             if name not in self.state.groups:
                 group = Group(
                     name, prompt.task_id, prompt.device_type, self.plan.held_out_samples, self.state.step,
@@ -254,21 +247,14 @@ class Coordinator:
                 )  # fmt: skip
                 if await self._open(group):
                     self._to_draw.append(Order(group, tuple(range(group.width))))
-        prompts = self._held_out()
+        prompts = held_out_now(self.plan, self.state)
         if any(self.state.ledger.open_samples(name) for name in prompts):
             return
         for name in prompts:
             if name not in self.state.ledger.groups.fates:
                 await self._emit(GroupLeft(group_id=name, fate="measured", epoch=self.state.epoch))
-        for key in dict.fromkeys(prompt.key for prompt in prompts.values()):
-            names = {name for name, prompt in prompts.items() if prompt.key == key}
-            left = [event for event in self.state.left.values() if event.group_id in names]
-            await self._emit(
-                measured(
-                    [prompts[name] for name in names], left, epoch=self.state.epoch, step=self.state.step,
-                    lower_end=self.plan.lower_end,
-                )
-            )  # fmt: skip
+        for event in figures_now(self.plan, self.state, prompts):
+            await self._emit(event)
 
     async def _start_what_may(self) -> None:
         await self._hold_out()

@@ -7,10 +7,15 @@ nothing of a held-out sample is trained on or shown to anyone; what the infrastr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from deploy.graph.events import HeldOutMeasured, SampleLeft
+
+if TYPE_CHECKING:
+    from deploy.graph.plan import RunPlan
+    from deploy.graph.state import RunState
 
 ABOVE = 1.05
 """Speedup from which a kernel counts as faster."""
@@ -35,6 +40,24 @@ class HeldOutPrompt:
 def group_name(run_id: str, epoch: int, step: int, number: int) -> str:
     """Id of the group of the `number`-th prompt at a step; the lineage is in it, so that a lost one's is not taken."""
     return f"{run_id}-h{epoch}.{step}-{number:04d}"
+
+
+def held_out_now(plan: RunPlan, state: RunState) -> dict[str, HeldOutPrompt]:
+    """The prompts of an evaluation at the present step, by their groups' ids."""
+    return {
+        group_name(plan.run_id, state.epoch, state.step, number): prompt
+        for number, prompt in enumerate(plan.held_out) if prompt.task_id not in state.skipped
+    }  # fmt: skip
+
+
+def figures_now(plan: RunPlan, state: RunState, prompts: Mapping[str, HeldOutPrompt]) -> list[HeldOutMeasured]:
+    """The figures of all keys, once every sample of the prompts' groups has left."""
+    found = []
+    for key in dict.fromkeys(prompt.key for prompt in prompts.values()):
+        own = {name: prompt for name, prompt in prompts.items() if prompt.key == key}
+        left = [event for event in state.left.values() if event.group_id in own]
+        found.append(measured(list(own.values()), left, epoch=state.epoch, step=state.step, lower_end=plan.lower_end))
+    return found
 
 
 def measured(

@@ -26,7 +26,7 @@ from deploy.graph.evaluators import places
 from deploy.graph.held_out import HeldOutPrompt
 from deploy.graph.placement import make_plan
 from deploy.graph.plan import RunPlan
-from deploy.graph.recorder import Rules, Tools
+from deploy.graph.tools import Rules, Tools
 from exemplar_store import ExemplarStore, RunStream
 from exemplar_store.errors import StoreUsageError
 from learner.publish import publish_folders

@@ -8,37 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from deploy.graph.evaluators import evaluator_of
 from deploy.graph.handles import WorkerLost
 from deploy.graph.reviewing import hacking_case, is_cheat
+from deploy.graph.tools import Evaluate, Rules
 from evaluator.judgement.confirm import conclude, is_jump, needs_confirmation
 from evaluator.review import Ask, KnownCheat, review, reviewed
 from exemplar_store import CacheKey, ExemplarStore
 from exemplar_store.hacking_cases import HackingCases
 from tasks.records import Candidate, Evaluation, Measurement, Task
 
-if TYPE_CHECKING:
-    from deploy.graph.recorder import Rules
-
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 CONFIRMATION_ATTEMPTS = 2
-
-
-class Evaluate(Protocol):
-    """Evaluates a candidate somewhere that has the device type; never answers from an earlier result.
-
-    With `first`, the evaluation is to confirm that one: on another evaluator of the type, if there is another.
-    """
-
-    def __call__(
-        self, task: Task, candidate: Candidate, device_type: str, protocol: str, first: Evaluation | None = None
-    ) -> Awaitable[Evaluation]: ...
 
 
 class StoreThread:

@@ -14,10 +14,10 @@ from deploy.folder import RunFolder
 from deploy.graph.evaluators import CONFIRMATION, EXPLORATION, EvaluatorPool, open_evaluator, start_evaluators
 from deploy.graph.generating import GeneratorActor
 from deploy.graph.handles import PromptRefused
-from deploy.graph.recorder import Seed, Tools
 from deploy.graph.reviewing import ask_actor, start_reviewer
 from deploy.graph.run import RunFailed, Setting, Workers
 from deploy.graph.state import Group
+from deploy.graph.tools import Seed, Tools
 from exemplar_store import ExemplarStore, RunStream, StoreConfig
 from learner.loop import GroupStream
 from learner.rollouts import OpenDumping

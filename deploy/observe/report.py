@@ -199,6 +199,22 @@ def control_lines(summary: dict[str, Any]) -> list[str]:
     ]
 
 
+def held_out_lines(summary: dict[str, Any]) -> list[str]:
+    """One line for each held-out set: its figures before the first step and after the last one."""
+    by_key: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
+    for row in summary["held_out"]:
+        by_key.setdefault((row["name"], row["device_type"], row["exemplars"]), []).append(row)
+    return [
+        f"held out, {name} on {device_type}, {'with' if exemplars else 'without'} exemplars: "
+        + "; ".join(
+            f"step {row['step']}: mean log-speedup {row['mean_log_speedup']:.3f}, {row['accepted_share']:.0%} accepted"
+            f", {row['above_share']:.0%} above 1.05, {row['distinct_accepted']} distinct of {row['samples']}"
+            for row in (rows[at] for at in dict.fromkeys((0, len(rows) - 1)))
+        )
+        for (name, device_type, exemplars), rows in by_key.items()
+    ]
+
+
 def speed_line(summary: dict[str, Any]) -> str:
     """Where the time went, in one line."""
     speed = summary["speed"]

@@ -289,6 +289,11 @@ def test_held_out_figures_are_in_the_summary_and_exported() -> None:
     state = RunState.replay([RunOpened(run_id="r1"), *events])
     summary = report.summarize(state, [])
     assert [(row["step"], row["mean_log_speedup"]) for row in summary["held_out"]] == [(0, 0.0), (2, 0.2), (4, 0.4)]
+    rest = "50% accepted, 25% above 1.05, 3 distinct of 8"
+    assert report.held_out_lines(summary) == [
+        f"held out, new on cpu, without exemplars: step 0: mean log-speedup 0.000, {rest}; "
+        f"step 4: mean log-speedup 0.400, {rest}"
+    ]
     RunMetrics().update(state, events)
     labels = {"set": "new", "device_type": "cpu", "exemplars": "none", "figure": "mean_log_speedup"}
     assert REGISTRY.get_sample_value("kontrast_run_held_out", labels) == pytest.approx(0.4)

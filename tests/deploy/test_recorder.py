@@ -15,8 +15,9 @@ from deploy.config import ReviewConfig
 from deploy.folder import RunFolder
 from deploy.graph.events import ControlMeasured, SampleLeft
 from deploy.graph.handles import PromptRefused, WorkerLost
-from deploy.graph.recorder import Recorder, Rules, Seed, Tools
+from deploy.graph.recorder import Recorder
 from deploy.graph.state import Group
+from deploy.graph.tools import Rules, Seed, Tools
 from evaluator.timing.statistics import PlacementHistory
 from exemplar_store import ExemplarStore, RunStream
 from exemplar_store.hacking_cases import HackingCases

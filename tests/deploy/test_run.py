@@ -26,9 +26,9 @@ from deploy.config import Config, load_config
 from deploy.folder import RunFolder
 from deploy.graph.events import CoordinatorStarted, Event, GroupFormed, SampleLeft, StepLearned, event_from_dict
 from deploy.graph.ledger import Ledger
-from deploy.graph.recorder import Seed, Tools
 from deploy.graph.run import Setting, Workers, execute
 from deploy.graph.state import RunState
+from deploy.graph.tools import Seed, Tools
 from deploy.observe.follow import Follower
 from exemplar_store import ExemplarStore, RunStream
 from learner.loop import Learned, Standing
