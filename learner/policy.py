@@ -140,7 +140,8 @@ def save_adapter(model: Any, folder: Path, *, base_name: str, dtype: torch.dtype
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = peft.get_peft_model_state_dict(model)
+    # Its search for new words of the vocabulary would ask a model hub; an adapter on linear layers has none.
+    state = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in sorted(state.items())}
     path = folder / "adapter_model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})

@@ -86,6 +86,26 @@ def test_the_adapter_computes_what_the_trainer_computed(tiny_model: Path, tmp_pa
     torch.testing.assert_close(logprobs_of(model), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_nothing_is_looked_up_on_a_network(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the base model is called by a name, which a model hub might know."""
+    import socket
+
+    from learner.policy import save_adapter
+
+    asked: list[Any] = []
+
+    def refuse(*arguments: Any, **_: Any) -> Any:
+        asked.append(arguments)
+        raise OSError("no network in this test")
+
+    module = load_policy(PolicyConfig(model=str(tiny_model), lora_rank=4, dtype="fp32"))
+    module.model.peft_config["default"].base_model_name_or_path = "some/model"
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    save_adapter(module.model, tmp_path / "adapter", base_name="some/model")
+    assert not asked
+
+
 def test_bf16_is_merged_in_fp32_and_cast_once(tiny_model: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
