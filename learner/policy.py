@@ -78,7 +78,9 @@ class PolicyModule(nn.Module):
 def load_policy(config: PolicyConfig, device: str = "cpu", *, seed: int = 0) -> PolicyModule:
     """Loads base model and adapter; raises UsageError when a folder is missing or the model is of an unknown kind."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     if not (Path(config.model) / "config.json").is_file():
         raise UsageError(f"no model in {config.model!r}: name a folder with config.json and *.safetensors")
     model = AutoModelForCausalLM.from_pretrained(

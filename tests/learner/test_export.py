@@ -67,6 +67,7 @@ def test_the_merged_model_computes_what_the_trainer_computed(
     assert (begun(policy) - expected).abs().max() > 0.05, "training changed nothing: the test proves nothing"
     config = json.loads((out / "config.json").read_text())
     assert config["use_cache"]
+    assert {oct(path.stat().st_mode & 0o777) for path in out.iterdir()} == {"0o644"}
     assert "kontrast" not in json.dumps(config)
 
 
