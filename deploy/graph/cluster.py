@@ -66,7 +66,7 @@ def named_address(config: Config, environment: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def joined(config: Config, folders: Sequence[Path] = ()) -> Iterator[Any]:
+def joined(config: Config, *, folders: Sequence[Path] = ()) -> Iterator[Any]:
     """Connects to the run's cluster and yields the module `ray`; raises ClusterUnreachable.
 
     A cluster that is started here takes `folders` with it when this process is killed.

@@ -130,7 +130,7 @@ def execute(
     plan = run_plan(config, run.run_id, tasks)
     by_id = {task.id: task for task in tasks}
     say(f"{'joining' if named_address(config, os.environ) else 'starting'} Ray")
-    with joined(config, publish_folders(config.learner.publish, run.run_id)) as ray:
+    with joined(config, folders=publish_folders(config.learner.publish, run.run_id)) as ray:
         nodes = nodes_of(ray)
         make_plan(requests_of(config), nodes).require()
         if not config.store.location and len(nodes) > 1:
