@@ -50,6 +50,8 @@ def export_policy(
         else:
             _write_merged(module, partial, dtype)
         _copy_tokenizer(Path(policy.model), partial, with_model=kind == "merged")
+        for path in partial.iterdir():
+            path.chmod(0o644)
         if out.is_dir():
             out.rmdir()
         os.rename(partial, out)
@@ -90,6 +92,7 @@ def trained_weights(checkpoint: Path) -> dict[str, Tensor]:
     """The trained weights in a checkpoint by their names in the policy module. Raises CheckpointError."""
     import torch
 
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # reading its files wakes DeepSpeed, which then looks for devices
     shards = checkpoint / SHARDS
     whole = shards / "mp_rank_00_model_states.pt"
     try:

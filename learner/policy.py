@@ -78,7 +78,9 @@ class PolicyModule(nn.Module):
 def load_policy(config: PolicyConfig, device: str = "cpu", *, seed: int = 0) -> PolicyModule:
     """Loads base model and adapter; raises UsageError when a folder is missing or the model is of an unknown kind."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     if not (Path(config.model) / "config.json").is_file():
         raise UsageError(f"no model in {config.model!r}: name a folder with config.json and *.safetensors")
     model = AutoModelForCausalLM.from_pretrained(
@@ -140,7 +142,8 @@ def save_adapter(model: Any, folder: Path, *, base_name: str, dtype: torch.dtype
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = peft.get_peft_model_state_dict(model)
+    # Its search for new words of the vocabulary would ask a model hub; an adapter on linear layers has none.
+    state = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in sorted(state.items())}
     path = folder / "adapter_model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})

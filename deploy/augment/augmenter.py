@@ -17,7 +17,7 @@ from deploy.augment.journal import Answered, Entry, Judged, Refused, Skipped, Ve
 from deploy.augment.state import AugmentState, Pair
 from deploy.augment.teachers import Teacher, TeacherLost, TeacherRefused
 from deploy.config import AugmentConfig
-from deploy.graph.handles import WorkerLost
+from deploy.graph.handles import WaitedTooLong, WorkerLost
 from deploy.graph.recorder import REFUSING, UNREADABLE
 from rollout import parse_completion
 from tasks.records import Candidate, Demonstration, Evaluation, Task
@@ -194,7 +194,8 @@ class Augmenter:
         for _ in range(EVALUATIONS):
             try:
                 evaluation = await self._evaluate(task, candidate)
-            except WorkerLost as error:
+            except (WorkerLost, WaitedTooLong) as error:
+                _log.warning("%s: %s", candidate.detail, error)
                 lost = str(error)
                 continue
             if evaluation.outcome != "unscored" or evaluation.reason in REFUSING:

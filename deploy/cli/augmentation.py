@@ -25,6 +25,7 @@ from deploy.augment.teachers import Teacher, open_teacher
 from deploy.cli.display import plain
 from deploy.config import Config, load_config
 from deploy.folder import RunFolder, find_run, new_run_id
+from deploy.graph.waits import within
 from deploy.observe.environment import describe_environment
 from deploy.resolve import ConfigError
 from tasks.errors import UsageError
@@ -184,12 +185,15 @@ def print_summary(summary: Mapping[str, Any], run: RunFolder) -> None:
 @contextmanager
 def open_evaluators(config: Config, device_type: str) -> Iterator[Evaluate]:
     """The evaluators as actors, on the cluster or on this machine."""
-    from deploy.graph.cluster import joined
+    from deploy.graph.cluster import joined, nodes_of, requests_of
     from deploy.graph.evaluators import EvaluatorPool, open_evaluator, start_evaluators
+    from deploy.graph.placement import make_plan
     from tasks.integrity import check_integrity
 
     cluster = config.cluster
     with joined(config) as ray:
+        needed = [request for request in requests_of(config) if request.role == "evaluator"]
+        make_plan(needed, nodes_of(ray)).require()
         names = {
             device_type: [f"augment/{new_run_id('evaluator')}-{n}" for n in range(config.device_types()[device_type])]
         }
@@ -200,9 +204,15 @@ def open_evaluators(config: Config, device_type: str) -> Iterator[Evaluate]:
         )  # fmt: skip
         try:
             pool = EvaluatorPool(actors, attempts=cluster.attempts)
+            # The limit of an evaluation counts its wait for the device: the long queue is in front of it.
+            slots = asyncio.Semaphore(2 * len(actors[device_type]))
 
             async def evaluate(task: Task, candidate: Candidate) -> Evaluation:
-                return await pool.evaluate(task, candidate, device_type, config.evaluator.protocol)
+                async with slots:
+                    return await within(
+                        pool.evaluate(task, candidate, device_type, config.evaluator.protocol),
+                        cluster.evaluate_timeout_s, "an evaluation", "evaluate",
+                    )  # fmt: skip
 
             yield evaluate
         finally:

@@ -125,6 +125,10 @@ def read_held_out(config: Config, tasks: Sequence[Task]) -> dict[str, list[Task]
 def print_plan(config: Config) -> int:
     """Prints the resolved tree, the tasks, the placement and all that is missing; 2 when anything is."""
     tasks, missing = find_tasks(config)
+    try:
+        read_held_out(config, tasks)
+    except UsageError as error:
+        missing.append(str(error))
     if named_address(config, os.environ):
         with joined(config) as ray:
             nodes = nodes_of(ray)

@@ -12,6 +12,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def named_address(config: Config, environment: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def joined(config: Config, logs: Path | None = None, folders: Sequence[Path] = ()) -> Iterator[Any]:
+def joined(config: Config, logs: Path | None = None, *, folders: Sequence[Path] = ()) -> Iterator[Any]:
     """Connects to the run's cluster and yields the module `ray`; raises ClusterUnreachable.
 
     At the end the logs of this process's workers on this machine go into the folder `logs`. A cluster that is started
@@ -133,8 +134,14 @@ def private_token(environment: MutableMapping[str, str]) -> None:
     cannot use it, and none is written to the home folder. Ray itself turns token authentication on, and says so in a
     warning that a cluster of one's own does not need."""
     if not _authentication(environment):
-        environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        environment["RAY_AUTH_TOKEN"] = _own_token()
         logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+
+
+@cache
+def _own_token() -> str:
+    """One for all clusters that this process starts: Ray keeps the first that it sees."""
+    return secrets.token_hex(32)
 
 
 def _unreachable(address: str, error: Exception) -> str:

@@ -153,7 +153,7 @@ def execute(
     plan = run_plan(config, run.run_id, tasks, held_out)
     by_id = {task.id: task for task in [*tasks, *(task for found in (held_out or {}).values() for task in found)]}
     say(f"{'joining' if named_address(config, os.environ) else 'starting'} Ray")
-    with joined(config, run.logs, publish_folders(config.learner.publish, run.run_id)) as ray:
+    with joined(config, run.logs, folders=publish_folders(config.learner.publish, run.run_id)) as ray:
         nodes = nodes_of(ray)
         make_plan(requests_of(config), nodes).require()
         if not config.store.location and len(nodes) > 1:

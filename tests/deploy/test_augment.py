@@ -19,7 +19,7 @@ from deploy.augment.journal import Answered, Entry, Journal, JournalError, Skipp
 from deploy.augment.state import AugmentState, summarize
 from deploy.augment.teachers import Answer, TeacherLost, TeacherRefused
 from deploy.config import AugmentConfig
-from deploy.graph.handles import WorkerLost
+from deploy.graph.handles import WaitedTooLong, WorkerLost
 from rollout import render_completion
 from tasks.errors import UsageError
 from tasks.records import Candidate, Demonstration, Evaluation, Measurement, Task
@@ -95,7 +95,7 @@ class Bench:
         self.seen[task.id, candidate.content_hash] += 1
         if self.lose:
             self.lose -= 1
-            raise WorkerLost("the evaluator died")
+            raise WaitedTooLong("it took too long") if self.lose % 2 else WorkerLost("the evaluator died")
         return evaluation(task, candidate, candidate.source.split("'")[1])
 
 

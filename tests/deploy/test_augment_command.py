@@ -371,3 +371,11 @@ def test_the_real_evaluator_decides(tmp_path: Path) -> None:
     assert all(one.measurement.protocol == "reward" and one.measurement.pairs > 0 for one in kept)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["teachers"]["import:own"]["verdicts"] == {"accepted": 1, "rejected": 1}
+
+    lacking = subprocess.run(
+        [sys.executable, "-m", "deploy.cli.main", "augment", str(config), "--cluster.evaluator_cpus", "999"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert lacking.returncode == 2, lacking.stdout + lacking.stderr
+    assert "evaluator" in lacking.stderr
+    assert "Traceback" not in lacking.stderr

@@ -401,6 +401,23 @@ def test_a_killed_command_leaves_nothing_and_is_resumed(tmp_path: Path) -> None:
     assert len(events.read_text().splitlines()) > before
 
 
+def test_one_process_starts_one_cluster_after_the_other() -> None:
+    """As a run of several stages does, with the token authentication that is Ray's default."""
+    code = (
+        "from deploy.config import load_config\n"
+        "from deploy.graph.cluster import joined\n"
+        "for number in range(2):\n"
+        "    with joined(load_config('demo', [])) as ray:\n"
+        "        print(number, ray.get(ray.remote(lambda: 5).remote()), flush=True)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+    environment["PYTHONPATH"] = str(project_root())
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.stdout.split() == ["0", "5", "1", "5"], done.stderr
+
+
 def test_sigterm_stops_in_order(tmp_path: Path) -> None:
     """What `ray job stop` sends: the run closes as stopped, both ledgers balance with nothing in flight, and no process
     is left."""

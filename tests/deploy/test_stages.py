@@ -199,6 +199,11 @@ def test_stage_1_from_the_command_through_kill_9_to_transformers(
     assert report["pairs"] == 15
 
     monkeypatch.chdir(tmp_path)
+    printed = subprocess.run(
+        [sys.executable, "-m", "deploy.cli.main", "export", str(run), str(tmp_path / "printed"), "--stage", "sft"],
+        env={**os.environ, "PYTHONPATH": str(project_root())}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert printed.stdout == f"adapter of stage sft, step 12: {tmp_path / 'printed'}\n", printed.stderr
     for name, one in (("whole", unkilled), ("killed", run)):
         assert "merged of stage sft, step 12" in exporting.run_export(str(one), tmp_path / name, merged=True)
     assert "adapter of stage sft, step 12" in exporting.run_export(str(run), tmp_path / "adapter")

@@ -67,6 +67,7 @@ def test_the_merged_model_computes_what_the_trainer_computed(
     assert (begun(policy) - expected).abs().max() > 0.05, "training changed nothing: the test proves nothing"
     config = json.loads((out / "config.json").read_text())
     assert config["use_cache"]
+    assert {oct(path.stat().st_mode & 0o777) for path in out.iterdir()} == {"0o644"}
     assert "kontrast" not in json.dumps(config)
 
 
@@ -84,6 +85,26 @@ def test_the_adapter_computes_what_the_trainer_computed(tiny_model: Path, tmp_pa
     else:
         model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(policy.model), str(out))
     torch.testing.assert_close(logprobs_of(model), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_is_looked_up_on_a_network(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the base model is called by a name, which a model hub might know."""
+    import socket
+
+    from learner.policy import save_adapter
+
+    asked: list[Any] = []
+
+    def refuse(*arguments: Any, **_: Any) -> Any:
+        asked.append(arguments)
+        raise OSError("no network in this test")
+
+    module = load_policy(PolicyConfig(model=str(tiny_model), lora_rank=4, dtype="fp32"))
+    module.model.peft_config["default"].base_model_name_or_path = "some/model"
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    save_adapter(module.model, tmp_path / "adapter", base_name="some/model")
+    assert not asked
 
 
 def test_bf16_is_merged_in_fp32_and_cast_once(tiny_model: Path, tmp_path: Path) -> None:
