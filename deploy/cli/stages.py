@@ -16,6 +16,7 @@ from typing import Any
 from deploy.cli.display import plain
 from deploy.config import Config
 from deploy.folder import RunFolder
+from deploy.resolve import merge, validate
 from tasks.errors import UsageError
 from tasks.figures import figures, interval
 from tasks.records import Task
@@ -38,19 +39,16 @@ class Stage:
     run: Runner
     samples: bool = True
     """Whether it draws samples, for which it needs tasks and evaluators."""
+    learner: str = ""
+    """What `learner.stage` is in it; empty for what the configuration says."""
 
 
-def loop(**learner: Any) -> Runner:
-    """A stage that samples, evaluates and learns, with these settings of the learner."""
+def loop(config: Config, folder: RunFolder, tasks: Sequence[Task]) -> int:
+    """A stage that samples, evaluates and learns."""
+    from deploy.cli.session import train
+    from deploy.graph.workers import make_workers
 
-    def run(config: Config, folder: RunFolder, tasks: Sequence[Task]) -> int:
-        from deploy.cli.session import train
-        from deploy.graph.workers import make_workers
-
-        settings = config.learner.model_copy(update=learner)
-        return train(config.model_copy(update={"learner": settings}), folder, tasks, make_workers)
-
-    return run
+    return train(config, folder, tasks, make_workers)
 
 
 def supervised(config: Config, folder: RunFolder, tasks: Sequence[Task]) -> int:  # noqa: ARG001
@@ -97,11 +95,12 @@ def curve_line(line: dict[str, Any], steps: int) -> str:
 
 STAGES: dict[str, Stage] = {
     "sft": Stage(supervised, samples=False),
-    "self_supervised": Stage(loop(stage="self_supervised")),
-    "contrastive": Stage(loop(stage="contrastive")),
-    "rl": Stage(loop()),
+    "self_supervised": Stage(loop, learner="self_supervised"),
+    "contrastive": Stage(loop, learner="contrastive"),
+    "frozen": Stage(loop, learner="frozen"),
+    "rl": Stage(loop),
 }
-"""Every stage by the name that `run.stages` calls it; `rl` is what `learner.stage` says."""
+"""Every stage by the name that `run.stages` calls it."""
 
 
 def needs_tasks(config: Config) -> bool:
@@ -112,6 +111,8 @@ def needs_tasks(config: Config) -> bool:
             raise UsageError(f"there is no stage {name!r} (run.stages): the stages are {', '.join(STAGES)}.")
     if not names or len(set(names)) != len(names):
         raise UsageError(f"run.stages = {', '.join(names) or 'nothing'}: name one or more stages, each once.")
+    for name in names:
+        config_of(config, name)
     return any(STAGES[name].samples for name in names)
 
 
@@ -127,7 +128,7 @@ def run_stages(config: Config, run: RunFolder, tasks: Sequence[Task]) -> int:
                 folder.create()
                 folder.write_text(STAGE_CONFIG, config.to_toml())
                 plain(f"stage {name} in {folder.path}")
-            code = STAGES[name].run(config, folder, tasks)
+            code = STAGES[name].run(config_of(config, name), folder, tasks)
             if folder is run or not finished(name, folder):
                 return code
             if not last or not STAGES[name].samples:
@@ -138,6 +139,14 @@ def run_stages(config: Config, run: RunFolder, tasks: Sequence[Task]) -> int:
         if not last:
             config = with_weights(config, folder)
     return code
+
+
+def config_of(config: Config, name: str) -> Config:
+    """The configuration of a stage. Raises ConfigError when it contradicts itself there."""
+    if not STAGES[name].learner:
+        return config
+    tree = merge(config.model_dump(by_alias=True), {"learner": {"stage": STAGES[name].learner}})
+    return validate(Config, tree, f"of stage {name}")
 
 
 def folder_of(config: Config, run: RunFolder, name: str) -> RunFolder:

@@ -49,8 +49,9 @@ class Recording:
         return run
 
 
-def config_of(*names: str) -> Config:
-    return load_config("demo", ["--run.stages", ",".join(names), "--learner.policy.adapter", "start/here"])
+def config_of(*names: str, **settings: str) -> Config:
+    more = [word for key, value in settings.items() for word in (f"--{key.replace('__', '.')}", value)]
+    return load_config("demo", ["--run.stages", ",".join(names), "--learner.policy.adapter", "start/here", *more])
 
 
 def test_each_stage_begins_with_what_the_former_ended_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,12 +90,21 @@ def test_a_model_trained_whole_is_handed_on_as_the_model(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("names", "said"), [
-    ("sft,rlhf", "there is no stage 'rlhf'.*the stages are sft, self_supervised, contrastive, rl"),
+    ("sft,rlhf", "there is no stage 'rlhf'.*the stages are sft, self_supervised, contrastive"),
     ("rl,rl", "each once"), ("", "name one or more"),
 ])  # fmt: skip
 def test_stages_that_cannot_be_run_are_one_sentence(names: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         needs_tasks(config_of(*names.split(",")) if names else config_of())
+
+
+def test_each_stage_has_its_own_learner_and_what_contradicts_itself_there_is_said() -> None:
+    config = config_of("sft", "self_supervised", "contrastive")
+    stage = {name: stages.config_of(config, name).learner.stage for name in (*config.run.stages, "rl")}
+    assert stage == {"sft": "contrastive", "self_supervised": "self_supervised", "contrastive": "contrastive",
+                     "rl": "contrastive"}  # fmt: skip
+    with pytest.raises(ConfigError, match=r"of stage frozen.*learns nothing"):
+        needs_tasks(config_of("sft", "frozen", cluster__learner_ranks="2"))
 
 
 def test_stage_1_needs_no_tasks_and_the_size_of_the_run() -> None:
