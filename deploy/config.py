@@ -30,8 +30,8 @@ class RunConfig(Section):
     folder: Path = Path("runs")
     """Folder that holds the runs' folders."""
     stages: tuple[str, ...] = ("rl",)
-    """Stages in their order, each from the weights of the one before: `sft`, `self_supervised`, `contrastive`, `frozen`,
-    or `rl` for what `learner.stage` says."""
+    """Stages in their order, each from the weights of the one before: `sft`, `self_supervised`, `contrastive`,
+    `frozen`, or `rl` for what `learner.stage` says."""
     tasks: tuple[str, ...] = ()
     """Selectors of the tasks: `procedural:row_norm/0-15`, `kernelbench:1`, a file or a folder of one's own."""
     size: Literal["cpu", "gpu"] = "gpu"
