@@ -136,7 +136,7 @@ class ToyRun:
         with ExemplarStore.connect(run.store, config.store) as store:
             location = store.url
             recorder = RecorderActor(
-                run.path, location, config.store, {task.id: task for task in tasks}, self._tools,
+                run, location, config.store, {task.id: task for task in tasks}, self._tools,
                 rules_of(config), source,
             )  # fmt: skip
             generator = (self.generator or ToyGenerator)(config.rollout, str(self.model), source)

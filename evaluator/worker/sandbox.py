@@ -111,7 +111,8 @@ def import_path() -> str:
     """PYTHONPATH for a process of the project: its folder, then whatever this process finds installed packages by.
 
     Those are the entries of PYTHONPATH and the folders that packages were installed to beside the interpreter's own.
-    Other entries of the import path, such as a script's folder, are left out: candidates may read what is in it.
+    Other entries of the import path are left out: a script's folder, which candidates could read, and what a package
+    keeps for itself within its own folder (setuptools puts older packages of others on the path when it is imported).
     """
     given = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     own = {os.path.realpath(folder) for folder in site.getsitepackages()}
@@ -120,6 +121,8 @@ def import_path() -> str:
 
 
 def _has_packages(folder: str) -> bool:
+    if os.path.exists(os.path.join(os.path.dirname(folder), "__init__.py")):
+        return False
     with contextlib.suppress(OSError):
         return any(name.endswith(".dist-info") for name in os.listdir(folder))
     return False

@@ -65,4 +65,4 @@ def test_a_task_is_trained_on_or_held_out() -> None:
     assert [task.id for task in found["new"]] == ["procedural:row_norm/4", "procedural:row_norm/5"]
     shared = load_config("demo", [*settings, "procedural:row_norm/3-4"])
     with pytest.raises(UsageError, match=r"row_norm/3 of held_out.sets.new is trained on.*take it out"):
-        read_tasks(shared)
+        read_held_out(shared, read_tasks(shared))

@@ -24,7 +24,7 @@ class Spans:
     def take(self, request: dict[str, Any], timeout_s: float, descriptors: Any = ()) -> Turn:
         calls = len(request["calls"])
         results = [{"structure": "tensor", "leaves": [], "aliases": []}] * calls
-        answer = {"op": "ran", "stamps": list(range(calls + 1)), "results": results}
+        answer = {"op": "ran", "stamps": list(range(calls + 1)), "launch_ns": 0, "results": results}
         return Turn(answer, [], round(1e6 * self._spans_ms.pop(0)))
 
 

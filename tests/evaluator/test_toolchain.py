@@ -47,12 +47,14 @@ def test_packages_are_inherited_and_a_scripts_folder_is_not(tmp_path: Path, monk
     (tmp_path / "site" / "somewhere.py").write_text("here = 1\n")
     (tmp_path / "scripts").mkdir()
     (tmp_path / "named").mkdir()
-    for name in ("site", "scripts"):
+    (tmp_path / "site" / "tools" / "_vendor" / "older-1.dist-info").mkdir(parents=True)
+    (tmp_path / "site" / "tools" / "__init__.py").touch()
+    for name in ("site", "scripts", "site/tools/_vendor"):
         monkeypatch.syspath_prepend(str(tmp_path / name))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "named"))
     entries = import_path().split(os.pathsep)  # a library that an earlier test imported may have added its own
     assert entries[:3] == [str(ROOT), str(tmp_path / "named"), str(tmp_path / "site")]
-    assert str(tmp_path / "scripts") not in entries
+    assert not {str(tmp_path / "scripts"), str(tmp_path / "site" / "tools" / "_vendor")} & set(entries)
     code = "import somewhere, pydantic, evaluator.compile.server"
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": import_path()}, cwd="/", check=True)
 

@@ -77,7 +77,12 @@ LEAF = {
     "path": "0", "plain": True, "type_name": "Tensor", "attributes": 0, "layout": "strided", "device": "cpu",
     "dtype": "float32", "shape": [2], "stride": [1], "storage_bytes": 8, "needed_bytes": 8,
 }  # fmt: skip
-RAN = {"op": "ran", "stamps": [1, 2], "results": [{"structure": "tensor", "leaves": [LEAF], "aliases": []}]}
+RAN = {
+    "op": "ran",
+    "stamps": [1, 2],
+    "launch_ns": 0,
+    "results": [{"structure": "tensor", "leaves": [LEAF], "aliases": []}],
+}
 
 
 def test_an_answer_of_the_schema_is_parsed() -> None:
