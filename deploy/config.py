@@ -161,10 +161,7 @@ class ReviewConfig(Section):
 
     def rollout(self) -> RolloutConfig:
         """The engine's settings."""
-        return RolloutConfig(
-            engine=self.engine, model=self.model, device=self.device, openai=self.openai,
-            sampling=SamplingConfig(temperature=self.temperature, max_tokens=self.max_tokens, group_size=1),
-        )  # fmt: skip
+        return _single_answers(self)
 
 
 class TeacherConfig(Section):
@@ -190,10 +187,15 @@ class TeacherConfig(Section):
 
     def rollout(self) -> RolloutConfig:
         """The engine's settings."""
-        return RolloutConfig(
-            engine=self.engine, model=self.model, device=self.device, openai=self.openai,
-            sampling=SamplingConfig(temperature=self.temperature, max_tokens=self.max_tokens, group_size=1),
-        )  # fmt: skip
+        return _single_answers(self)
+
+
+def _single_answers(asked: ReviewConfig | TeacherConfig) -> RolloutConfig:
+    """An engine that gives one answer to a question, from a section that describes a model."""
+    return RolloutConfig(
+        engine=asked.engine, model=asked.model, device=asked.device, openai=asked.openai,
+        sampling=SamplingConfig(temperature=asked.temperature, max_tokens=asked.max_tokens, group_size=1),
+    )  # fmt: skip
 
 
 class AugmentConfig(Section):

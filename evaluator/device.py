@@ -169,8 +169,9 @@ class DeviceLock:
 
 
 def _opened(path: str) -> int:
+    """A descriptor to lock: a file that is made here can be opened, and so locked, by every user of the machine."""
     flags = os.O_RDONLY if os.path.exists(path) else os.O_RDWR | os.O_CREAT
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+    return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
 
 @dataclass(frozen=True)

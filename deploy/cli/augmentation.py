@@ -23,11 +23,10 @@ from deploy.augment.journal import Entry, Journal, Judged, not_written
 from deploy.augment.state import AugmentState, summarize
 from deploy.augment.teachers import Teacher, open_teacher
 from deploy.cli.display import plain
-from deploy.config import Config, load_config
-from deploy.folder import RunFolder, find_run, new_run_id
+from deploy.config import Config
+from deploy.folder import RunFolder, new_run_id
 from deploy.graph.waits import within
 from deploy.observe.environment import describe_environment
-from deploy.resolve import ConfigError
 from tasks.errors import UsageError
 from tasks.records import Candidate, Evaluation, Task
 
@@ -45,17 +44,10 @@ class OpenEvaluators(Protocol):
 
 def run_augmentation(source: str, overrides: Sequence[str], *, resume: str = "") -> int:
     """One augmentation from its configuration to its exit code; raises KontrastError."""
-    from deploy.cli.session import read_tasks
+    from deploy.cli.session import opened, read_tasks
 
-    if resume:
-        folder = find_run(Path("runs"), resume)
-        config = load_config(str(folder / "config.toml"), list(overrides))
-        run = RunFolder(folder)
-    elif source:
-        config = load_config(source, list(overrides))
-        run = RunFolder(config.run.folder / new_run_id(config.run.name))
-    else:
-        raise ConfigError("Name a TOML file with [augment], or an augmentation to --resume.")
+    neither = "Name a TOML file with [augment], or an augmentation to --resume."
+    config, run = opened(source, overrides, resume, neither)
     device_type = check(config)
     tasks = read_tasks(config) if config.run.tasks else []
     skipped: Counter[str] = Counter()

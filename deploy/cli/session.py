@@ -33,15 +33,7 @@ def run_training(
     source: str, overrides: Sequence[str], *, dry_run: bool = False, resume: str = "", rollouts: str = ""
 ) -> int:
     """One run from its configuration to its exit code; raises KontrastError."""
-    if resume:
-        folder = find_run(Path("runs"), resume)
-        config = load_config(str(folder / "config.toml"), list(overrides))
-        run = RunFolder(folder)
-    elif source:
-        config = load_config(source, list(overrides))
-        run = RunFolder(config.run.folder / new_run_id(config.run.name))
-    else:
-        raise ConfigError("Name a preset or a TOML file, or a run to --resume.")
+    config, run = opened(source, overrides, resume, "Name a preset or a TOML file, or a run to --resume.")
     from deploy.cli.stages import needs_tasks, run_stages
 
     check_writers(config.observe)
@@ -62,6 +54,17 @@ def run_training(
     if rollouts:
         return train_on_rollouts(prepared(config), run, Path(rollouts))
     return run_stages(prepared(config), run, tasks)
+
+
+def opened(source: str, overrides: Sequence[str], resume: str, neither: str) -> tuple[Config, RunFolder]:
+    """A run's configuration and folder: of the run to resume, else of a new one; ConfigError says `neither`."""
+    if resume:
+        folder = find_run(Path("runs"), resume)
+        return load_config(str(folder / "config.toml"), list(overrides)), RunFolder(folder)
+    if source:
+        config = load_config(source, list(overrides))
+        return config, RunFolder(config.run.folder / new_run_id(config.run.name))
+    raise ConfigError(neither)
 
 
 def check_asked(config: Config) -> None:

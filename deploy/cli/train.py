@@ -37,7 +37,8 @@ def train(
 ) -> None:
     """Train a policy. Settings of the configuration are overridden by --section.key value.
 
-    Stages: sft (supervised, on seed kernels and demonstrations) and rl. Each begins with the weights of the one before.
+    Stages: sft (supervised, on seed kernels and demonstrations), self_supervised, contrastive, frozen, and rl (what
+    learner.stage says). Each begins with the weights of the one before.
 
     Joins the Ray cluster that RAY_ADDRESS or `ray job submit` names, else starts Ray on this machine. Ends with exit
     code 0 when the run is finished, 1 when it found less than run.require_speedup asks, 2 for bad usage, 3 when an

@@ -228,3 +228,12 @@ def test_a_turn_that_waits_for_a_build_gives_the_device_up(tmp_path: Path) -> No
             pass
     builder.close()
     other.close()
+
+
+def test_a_lock_that_is_made_can_be_taken_by_every_user_of_the_machine(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        DeviceLock(str(tmp_path / "device")).close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "device").stat().st_mode & 0o444 == 0o444
